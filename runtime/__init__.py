@@ -1,0 +1,23 @@
+"""Resident LLM's runtime: a library without ComfyUI, light to import. These are its public names."""
+
+from .collect import Collector, Result, collect
+from .errors import ResidentError
+from .request import GREEDY, Message, ModelSpec, Prompt, Request, Sampling
+from .runtime import Resident, Room, Runtime, get
+
+__all__ = [
+    "GREEDY",
+    "Collector",
+    "Message",
+    "ModelSpec",
+    "Prompt",
+    "Request",
+    "Resident",
+    "ResidentError",
+    "Result",
+    "Room",
+    "Runtime",
+    "Sampling",
+    "collect",
+    "get",
+]

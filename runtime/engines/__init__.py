@@ -1,0 +1,78 @@
+"""The table of engines: a row names an engine, its module, its packages and why it cannot run here, if so."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..errors import EngineUnavailable
+from ..request import ModelSpec
+from .base import Loader, Loading
+
+
+def missing(*packages: str) -> Callable[[], str | None]:
+    """A check that names the first of `packages` that is not installed, importing none of them."""
+
+    def why() -> str | None:
+        for package in packages:
+            if importlib.util.find_spec(package) is None:
+                return f"the package {package} is not installed"
+        return None
+
+    return why
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineRow:
+    """One engine.
+
+    why_unavailable: None where it can run, else the reason, without importing anything heavy
+    install:         one line that would bring it
+    """
+
+    name: str
+    title: str
+    module: str
+    formats: tuple[str, ...]
+    why_unavailable: Callable[[], str | None]
+    install: str
+
+
+ENGINES: tuple[EngineRow, ...] = (
+    EngineRow(
+        name="transformers",
+        title="Transformers",
+        module="transformers",
+        formats=("safetensors", "gguf"),
+        why_unavailable=missing("torch", "transformers"),
+        install="pip install transformers",
+    ),
+    EngineRow(
+        name="scripted",
+        title="Scripted (for tests)",
+        module="scripted",
+        formats=(),
+        why_unavailable=missing(),
+        install="",
+    ),
+)
+
+
+def row(name: str) -> EngineRow:
+    """The row of an engine by name; raises EngineUnavailable with the names there are."""
+    for one in ENGINES:
+        if one.name == name:
+            return one
+    names = ", ".join(one.name for one in ENGINES)
+    raise EngineUnavailable(f"There is no engine {name!r}. Engines are: {names}.")
+
+
+def load(spec: ModelSpec) -> Loading:
+    """Load a spec with its engine; the import of the engine's SDK happens here."""
+    one = row(spec.engine)
+    if reason := one.why_unavailable():
+        raise EngineUnavailable(f"{one.title} cannot run here: {reason}. Try: {one.install}")
+    loader: Loader = importlib.import_module(f".{one.module}", __package__).load
+    return (yield from loader(spec))

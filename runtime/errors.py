@@ -1,0 +1,50 @@
+"""The error tree. Every message is one readable sentence or two: what happened, with its numbers, then a remedy.
+
+Cancelling is not an error: closing a stream raises nothing.
+"""
+
+from __future__ import annotations
+
+
+class ResidentError(Exception):
+    """A fault told in a sentence that a user can act on; the root of the tree."""
+
+
+class EngineUnavailable(ResidentError):
+    """The engine cannot run here: a package, a device or a version is missing."""
+
+
+class ModelNotFound(ResidentError):
+    """No model stands where the spec points."""
+
+
+class ModelUnsupported(ResidentError):
+    """The model is whole, but this engine cannot run it; the message names one that can."""
+
+
+class ModelLoadFailed(ResidentError):
+    """The model's files are damaged or incomplete, or loading them failed."""
+
+
+class OutOfMemory(ResidentError):
+    """Weights, KV cache or scratch do not fit; the message holds the bytes."""
+
+
+class TemplateFailed(ResidentError):
+    """The chat template is missing, refuses the messages, or is not safe to run."""
+
+
+class ContextOverflow(ResidentError):
+    """Prompt and output together exceed the context."""
+
+
+class GenerationFailed(ResidentError):
+    """One request failed while it ran, for example by non-finite logits."""
+
+
+class ServerError(ResidentError):
+    """A server refused, timed out, broke off or answered nonsense."""
+
+
+class RuntimeClosed(ResidentError):
+    """The runtime was closed; nothing can be leased any more."""

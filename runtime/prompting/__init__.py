@@ -1,0 +1,1 @@
+"""From what a user types to token ids, and back from ids to clean text."""
