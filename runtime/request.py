@@ -172,6 +172,8 @@ class ModelSpec:
     kv_cache:    precision of the KV cache: "auto", "fp16", "q8", "q6", "q4"
     options:     what only one engine knows, as sorted pairs
     when_idle:   what becomes of the model after a run; not part of its identity
+    host_copy_bytes: host memory that its weights may keep when they must leave the device; None is a quarter of
+                 the free memory, 0 is off; not part of its identity
     """
 
     model: str
@@ -184,6 +186,7 @@ class ModelSpec:
     kv_cache: str = "auto"
     options: tuple[tuple[str, Option], ...] = ()
     when_idle: WhenIdle = field(default="keep", compare=False)
+    host_copy_bytes: int | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         _require(bool(self.model), "No model is chosen. Pick one in the loader, or put one into the LLM folder.")

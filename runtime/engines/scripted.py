@@ -57,7 +57,7 @@ class ScriptedEngine:
 
     @property
     def bytes(self) -> Bytes:
-        return Bytes() if self._is_closed else Bytes(weights=int(self._spec.option("weights_bytes", 1000) or 0))
+        return Bytes() if self._is_closed else footprint(self._spec)
 
     def encode(self, prompt: Prompt) -> Encoded:
         text = "".join(f"<{m.role}>{m.text}" for m in prompt.messages) + "<assistant>" + prompt.answer_prefix
@@ -135,6 +135,10 @@ class ScriptedEngine:
 
     def close(self) -> None:
         self._is_closed = True
+
+
+def footprint(spec: ModelSpec) -> Bytes:
+    return Bytes(weights=int(spec.option("weights_bytes", 1000) or 0))
 
 
 def load(spec: ModelSpec) -> Loading:
