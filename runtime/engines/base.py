@@ -85,6 +85,21 @@ class PrefillStep:
 
 
 @dataclass(frozen=True, kw_only=True)
+class WaitStep:
+    """Nothing new yet. An engine that waits for others (a server) yields one every WAIT_STEP_S at least.
+
+    what: what is waited for, to follow "waiting for"
+    """
+
+    what: str
+    waited_s: float
+
+
+WAIT_STEP_S = 0.2
+"""Longest silence of a waiting engine, so that an interrupt is seen in time."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class DecodeStep:
     """New output: whole characters only, all ids, and on the last step the finish.
 
@@ -115,7 +130,7 @@ class FailedStep:
     error: ResidentError
 
 
-Step = Union[PrefillStep, DecodeStep, FailedStep]
+Step = Union[PrefillStep, WaitStep, DecodeStep, FailedStep]
 
 
 @dataclass(frozen=True, kw_only=True)
