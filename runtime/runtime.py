@@ -241,10 +241,15 @@ class Runtime:
         for other in sorted(others, key=lambda other: other.last_used_at):
             if held + slot.bytes.weights <= limit:
                 break
-            if other.is_parked:
-                held -= other.bytes.host_copy
-                self._with_idle(other, self._close_engine)
+            held -= other.bytes.host_copy
+            self._with_idle(other, self._drop_copy)
         return max(0, limit - held)
+
+    def _drop_copy(self, slot: Slot) -> int:
+        """Free a model's host memory: of a parked one all that there is."""
+        if slot.is_parked:
+            return self._close_engine(slot)
+        return slot.engine.forget() if isinstance(slot.engine, Parkable) else 0
 
     def _close_engine(self, slot: Slot) -> int:
         engine, slot.engine, slot.is_parked = slot.engine, None, False

@@ -22,6 +22,7 @@ class FakeEngine:
             self.is_in_place = True
             self.park = self._park
             self.unpark = self._unpark
+            self.forget = lambda: 0
 
     @property
     def bytes(self):
