@@ -29,9 +29,10 @@ class Parking:
     """Where the weights of one module wait while they are off its device."""
 
     def __init__(self, module: torch.nn.Module) -> None:
-        self._tensors = [*module.parameters(), *module.buffers()]
-        self._device = self._tensors[0].device if self._tensors else torch.device("cpu")
-        self._storages = list({s._cdata: s for t in self._tensors if (s := t.untyped_storage()).nbytes()}.values())
+        tensors = [*module.parameters(), *module.buffers()]
+        self._homes = [(tensor, storage) for tensor in tensors if (storage := tensor.untyped_storage()).nbytes()]
+        self._storages = list({storage._cdata: storage for _, storage in self._homes}.values())
+        self._device = self._storages[0].device if self._storages else torch.device("cpu")
         self._sizes = [storage.nbytes() for storage in self._storages]
         self._copy: torch.Tensor | None = None
         self._is_pinned = False
@@ -51,11 +52,8 @@ class Parking:
         """Whether every weight is where it was when this began, and whole."""
         return (
             not self.is_parked
-            and all(
-                storage.device == self._device and storage.nbytes() == size
-                for storage, size in zip(self._storages, self._sizes)
-            )
-            and all(tensor.device == self._device for tensor in self._tensors)
+            and all(tensor.untyped_storage()._cdata == storage._cdata for tensor, storage in self._homes)
+            and all(storage.nbytes() == size for storage, size in zip(self._storages, self._sizes))
         )
 
     def park(self, max_bytes: int) -> bool:
@@ -115,8 +113,8 @@ class Parking:
         return (
             bool(self._storages)
             and self.is_in_place
-            and all(type(tensor) in plain for tensor in self._tensors)
-            and all(storage.resizable() for storage in self._storages)
+            and all(type(tensor) in plain for tensor, _ in self._homes)
+            and all(storage.resizable() and storage.device == self._device for storage in self._storages)
         )
 
     def _places(self) -> list[slice]:
