@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from ..errors import EngineUnavailable
+from ..models.choose import preferred_engines
 from ..request import ModelSpec
 from ..telemetry import Bytes
 from .base import Footprint, Loader, Loading
@@ -79,9 +80,25 @@ def row(name: str) -> EngineRow:
     raise EngineUnavailable(f"There is no engine {name!r}. Engines are: {names}.")
 
 
+def resolve(spec: ModelSpec) -> EngineRow:
+    """The row that runs a spec: the engine it names, or for "auto" the first that its format prefers and can run here.
+
+    Raises EngineUnavailable with the reasons if none can.
+    """
+    if spec.engine != "auto":
+        return row(spec.engine)
+    rows = [row(name) for name in preferred_engines(spec.model) if name in {one.name for one in ENGINES}]
+    reasons = [(one, one.why_unavailable()) for one in rows]
+    for one, reason in reasons:
+        if reason is None:
+            return one
+    told = "; ".join(f"{one.title}: {reason} (try: {one.install})" for one, reason in reasons)
+    raise EngineUnavailable(f"No engine here can run {spec.model}. {told or 'None knows its format.'}")
+
+
 def _module(spec: ModelSpec) -> ModuleType:
     """The module of a spec's engine; the import of the engine's SDK happens here."""
-    one = row(spec.engine)
+    one = resolve(spec)
     if reason := one.why_unavailable():
         raise EngineUnavailable(f"{one.title} cannot run here: {reason}. Try: {one.install}")
     return importlib.import_module(f".{one.module}", __package__)
