@@ -157,6 +157,20 @@ class TransformersEngine:
             logits: torch.Tensor = out.logits[0, -1].float()
             return logits
 
+    def logits(self, ids: Sequence[int]) -> torch.Tensor:
+        """What the model says after each of `ids`, [len(ids), vocab] in fp32: for probes of its attention."""
+        self._rewind(ids)
+        with torch.inference_mode(), translate_errors("probing", GenerationFailed):
+            self._live.start_over()
+            rows = []
+            for at in range(0, len(ids), PREFILL_CHUNK):
+                tokens = torch.tensor([ids[at : at + PREFILL_CHUNK]], device=self._plan.device)
+                rows.append(
+                    self._model(input_ids=tokens, use_cache=True, **{self._cache_name: self._live.cache}).logits[0]
+                )
+            self._live.ids.extend(ids)
+            return torch.cat(rows).float()
+
     def _not_finite(self, step: int) -> GenerationFailed:
         info = self.info
         return GenerationFailed(
