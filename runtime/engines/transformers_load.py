@@ -187,7 +187,8 @@ def stream_weights(
     of the files belongs there, after transformers' renaming and tying; then each is read, converted, put in its
     place. Where transformers merges or reorders tensors, they are all read first and given to it.
     """
-    stand_ins = {name: _stand_in(header, dtype) for name, header in headers.items()}
+    with torch.inference_mode(False):
+        stand_ins = {name: _stand_in(header, dtype) for name, header in headers.items()}
     is_merged = any(EXPERT.search(name) for name in headers)
     if not is_merged:
         model = build(model_class, config, dict(stand_ins), dtype, attention)
