@@ -1,6 +1,6 @@
 """Resident LLM's runtime: a library without ComfyUI, light to import. These are its public names."""
 
-from .collect import Collector, Result, collect
+from .collect import Collector, Result, collect, results_of
 from .errors import ResidentError
 from .request import GREEDY, Message, ModelSpec, Prompt, Request, Sampling
 from .room import Room
@@ -22,4 +22,5 @@ __all__ = [
     "Sampling",
     "collect",
     "get",
+    "results_of",
 ]

@@ -61,11 +61,17 @@ class Runtime:
         self._lock = threading.RLock()
         self._is_closed = False
 
-    def generate(self, spec: ModelSpec, requests: Sequence[Request]) -> Generator[Event, None, None]:
-        """Answer a batch with one model, loading it if needed; see events.py for the order. Closing cancels."""
+    def generate(
+        self, spec: ModelSpec, requests: Sequence[Request]
+    ) -> Generator[Event, None, tuple[EngineInfo, Bytes]]:
+        """Answer a batch with one model, loading it if needed; see events.py for the order. Closing cancels.
+
+        Returns what ran, and the bytes that it held at the end.
+        """
         lease = yield from self.leasing(spec)
         with lease as engine:
             yield from stream(engine, requests)
+            return engine.info, engine.bytes
 
     def leasing(self, spec: ModelSpec) -> Generator[LoadProgress, None, Lease]:
         """Yield load progress, return the lease. Closing it before that drops what was half loaded."""
