@@ -71,7 +71,8 @@ def _is_gguf_model(file: str) -> bool:
 
 def _walk(folder: str, name: str, depth: int) -> Iterator[tuple[str, str, list[str]]]:
     """(name, folder, its files) from `folder` down; hidden folders are left out."""
-    files, below = [], []
+    files: list[str] = []
+    below: list[str] = []
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
