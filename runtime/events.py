@@ -2,8 +2,8 @@
 
     Started . PrefillProgress* . (TextDelta | Notice)* . (Finished | Failed)
 
-`LoadProgress` comes before all of them, when a model must be loaded first. A stream that raises or is closed
-ends without `Finished`.
+`LoadProgress` comes before all of them, when a model must be loaded first; `Waiting` may come at any moment.
+A stream that raises or is closed ends without `Finished`.
 """
 
 from __future__ import annotations
@@ -69,6 +69,18 @@ class PrefillProgress:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Waiting:
+    """Nothing new yet: a sign of life, so that whoever drives the stream can look up. Never among the results.
+
+    what: what is waited for, to follow "waiting for"
+    """
+
+    index: int
+    what: str
+    waited_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class TextDelta:
     """Text that is new and final; `num_tokens` output tokens so far, those without visible text included."""
 
@@ -114,4 +126,4 @@ class Failed:
     error: ResidentError
 
 
-Event = Union[LoadProgress, Started, PrefillProgress, TextDelta, Notice, Finished, Failed]
+Event = Union[LoadProgress, Started, PrefillProgress, Waiting, TextDelta, Notice, Finished, Failed]

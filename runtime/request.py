@@ -167,13 +167,17 @@ class ModelSpec:
     model:       a folder or file on this machine, or a name that the engine understands (a server's model)
     engine:      a name of the engine table, or "auto"
     device:      "auto", "cpu", "cuda:0" ...
+    revision:    a mark of the state of the model's files: a replaced file is another model
     context_len: most tokens, prompt and output together; None is what the model was made for
     kv_cache:    precision of the KV cache: "auto", "fp16", "q8", "q6", "q4"
     options:     what only one engine knows, as sorted pairs
     when_idle:   what becomes of the model after a run; not part of its identity
+    host_copy_bytes: host memory that its weights may keep when they must leave the device; None is a quarter of
+                 the free memory, 0 is off; not part of its identity
     """
 
     model: str
+    revision: str = ""
     engine: str = "auto"
     device: str = "auto"
     dtype: str = "auto"
@@ -182,6 +186,7 @@ class ModelSpec:
     kv_cache: str = "auto"
     options: tuple[tuple[str, Option], ...] = ()
     when_idle: WhenIdle = field(default="keep", compare=False)
+    host_copy_bytes: int | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         _require(bool(self.model), "No model is chosen. Pick one in the loader, or put one into the LLM folder.")
@@ -197,6 +202,6 @@ class ModelSpec:
 
     def differences(self, other: ModelSpec) -> list[str]:
         """What changed from `other` to this spec, as "name: old -> new", for the log."""
-        names = ("model", "engine", "device", "dtype", "attention", "context_len", "kv_cache", "options")
+        names = ("model", "revision", "engine", "device", "dtype", "attention", "context_len", "kv_cache", "options")
         pairs = ((name, getattr(other, name), getattr(self, name)) for name in names)
         return [f"{name}: {old} -> {new}" for name, old, new in pairs if old != new]

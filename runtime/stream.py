@@ -5,9 +5,21 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Generator, Sequence
 
-from .engines.base import Command, DecodeStep, Drop, Encoded, Engine, FailedStep, Feed, PrefillStep, Step, Work
+from .engines.base import (
+    Command,
+    DecodeStep,
+    Drop,
+    Encoded,
+    Engine,
+    FailedStep,
+    Feed,
+    PrefillStep,
+    Step,
+    WaitStep,
+    Work,
+)
 from .errors import GenerationFailed, ResidentError
-from .events import Event, Failed, Finish, Finished, Notice, PrefillProgress, Started, TextDelta
+from .events import Event, Failed, Finish, Finished, Notice, PrefillProgress, Started, TextDelta, Waiting
 from .prompting.length import resolve_max_tokens
 from .prompting.reasoning import ReasoningSplitter
 from .prompting.stop import StopMatcher
@@ -120,6 +132,8 @@ class _Live:
         if isinstance(step, FailedStep):
             self.is_over = True
             yield Failed(index=self._index, error=step.error)
+        elif isinstance(step, WaitStep):
+            yield Waiting(index=self._index, what=step.what, waited_s=step.waited_s)
         elif isinstance(step, PrefillStep):
             self._num_cached = step.num_cached
             yield PrefillProgress(

@@ -6,10 +6,12 @@ import importlib
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import ModuleType
 
 from ..errors import EngineUnavailable
 from ..request import ModelSpec
-from .base import Loader, Loading
+from ..telemetry import Bytes
+from .base import Footprint, Loader, Loading
 
 
 def missing(*packages: str) -> Callable[[], str | None]:
@@ -50,6 +52,14 @@ ENGINES: tuple[EngineRow, ...] = (
         install="pip install transformers",
     ),
     EngineRow(
+        name="openai",
+        title="Server (OpenAI-compatible)",
+        module="openai",
+        formats=(),
+        why_unavailable=missing("aiohttp"),
+        install="pip install aiohttp",
+    ),
+    EngineRow(
         name="scripted",
         title="Scripted (for tests)",
         module="scripted",
@@ -69,10 +79,21 @@ def row(name: str) -> EngineRow:
     raise EngineUnavailable(f"There is no engine {name!r}. Engines are: {names}.")
 
 
-def load(spec: ModelSpec) -> Loading:
-    """Load a spec with its engine; the import of the engine's SDK happens here."""
+def _module(spec: ModelSpec) -> ModuleType:
+    """The module of a spec's engine; the import of the engine's SDK happens here."""
     one = row(spec.engine)
     if reason := one.why_unavailable():
         raise EngineUnavailable(f"{one.title} cannot run here: {reason}. Try: {one.install}")
-    loader: Loader = importlib.import_module(f".{one.module}", __package__).load
+    return importlib.import_module(f".{one.module}", __package__)
+
+
+def load(spec: ModelSpec) -> Loading:
+    """Load a spec with its engine."""
+    loader: Loader = _module(spec).load
     return (yield from loader(spec))
+
+
+def footprint(spec: ModelSpec) -> Bytes:
+    """The bytes that a spec will need, before it is loaded; all 0 where its engine cannot tell."""
+    count: Footprint | None = getattr(_module(spec), "footprint", None)
+    return count(spec) if count else Bytes()

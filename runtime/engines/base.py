@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, Union
+from typing import Protocol, Union, runtime_checkable
 
 from ..errors import ResidentError
 from ..events import Finish, LoadProgress
@@ -85,6 +85,21 @@ class PrefillStep:
 
 
 @dataclass(frozen=True, kw_only=True)
+class WaitStep:
+    """Nothing new yet. An engine that waits for others (a server) yields one every WAIT_STEP_S at least.
+
+    what: what is waited for, to follow "waiting for"
+    """
+
+    what: str
+    waited_s: float
+
+
+WAIT_STEP_S = 0.2
+"""Longest silence of a waiting engine, so that an interrupt is seen in time."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class DecodeStep:
     """New output: whole characters only, all ids, and on the last step the finish.
 
@@ -115,7 +130,7 @@ class FailedStep:
     error: ResidentError
 
 
-Step = Union[PrefillStep, DecodeStep, FailedStep]
+Step = Union[PrefillStep, WaitStep, DecodeStep, FailedStep]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,6 +218,32 @@ class Engine(Protocol):
         ...
 
 
+@runtime_checkable
+class Parkable(Protocol):
+    """What an engine offers beside, if its weights can wait off the device and come back without the disk.
+
+    A torch engine keeps them in host memory; a client of a server may put the server to sleep. While parked,
+    `bytes.device` is 0 and `bytes.host_copy` is what waits; a copy may stay after the return. `close` drops that too.
+    """
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether all weights are where the engine put them; False if someone else moved them."""
+        ...
+
+    def park(self, max_bytes: int) -> bool:
+        """Leave the device, keeping at most `max_bytes` of host memory. False: it cannot, and nothing changed."""
+        ...
+
+    def unpark(self) -> Generator[LoadProgress, None, None]:
+        """Come back. Closing it, or an error in it, leaves the engine parked."""
+        ...
+
+    def forget(self) -> int:
+        """Drop a copy that was kept while on the device; return its bytes. Parked, it keeps it and returns 0."""
+        ...
+
+
 Loading = Generator[LoadProgress, None, Engine]
 """Loading is a generator too: it yields progress, returns the engine, and closing it drops what is half loaded."""
 
@@ -211,3 +252,9 @@ class Loader(Protocol):
     """What every engine module offers as `load`."""
 
     def __call__(self, spec: ModelSpec) -> Loading: ...
+
+
+class Footprint(Protocol):
+    """What an engine module may offer as `footprint`: the bytes by part before loading, from headers and config."""
+
+    def __call__(self, spec: ModelSpec) -> Bytes: ...

@@ -3,8 +3,10 @@ import itertools
 import pytest
 
 from runtime import ModelSpec, Prompt, Request, Runtime, collect
+from runtime.engines.base import DecodeStep, Encoded, EngineInfo, WaitStep
 from runtime.errors import ContextOverflow, GenerationFailed
-from runtime.events import Failed, Finished, Started, TextDelta
+from runtime.events import Failed, Finish, Finished, Started, TextDelta, Waiting
+from runtime.stream import stream
 
 
 def run(spec, *requests):
@@ -97,3 +99,23 @@ def test_64_silent_steps_show_a_warning():
 def test_a_step_that_fails_raises_its_own_sentence():
     with pytest.raises(GenerationFailed, match="step 3"):
         results(spec(fail_at=3), ask("x"))
+
+
+class Slow:
+    """An engine that has nothing to say at first."""
+
+    info = EngineInfo(engine="slow", model="m", context_len=64, device="", dtype="", attention="", kv_cache="")
+
+    def encode(self, prompt):
+        return Encoded(prompt=prompt, token_ids=(1,), text="x")
+
+    def generate(self, batch):
+        yield 0, WaitStep(what="the server", waited_s=0.2)
+        yield 0, DecodeStep(text="hi", token_ids=(5, 0), finish=Finish(reason="stop", by="token", id=0))
+
+
+def test_an_engine_that_waits_gives_signs_of_life_and_no_text():
+    events = list(stream(Slow(), [ask("x")]))
+
+    assert [e for e in events if isinstance(e, Waiting)] == [Waiting(index=0, what="the server", waited_s=0.2)]
+    assert [e.text for e in events if isinstance(e, TextDelta)] == ["hi"]

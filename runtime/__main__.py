@@ -1,0 +1,58 @@
+"""`python -m runtime COMMAND ...`: 0 is well, 1 a fault told in a sentence, 2 wrong usage, 130 Ctrl-C."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+
+from . import commands
+from .errors import ResidentError
+
+log = logging.getLogger(__name__)
+
+PROG = "python -m runtime"
+CTRL_C = 130
+BROKEN_PIPE = 141
+
+
+def main(argv: list[str]) -> int:
+    """Run one command; return the exit code."""
+    if not argv or argv[0] in ("-h", "--help"):
+        print(overview(), file=sys.stdout if argv else sys.stderr)
+        return 0 if argv else 2
+    name, *rest = argv
+    if name not in commands.names():
+        print(f"There is no command {name!r}. Commands are: {', '.join(commands.names())}.", file=sys.stderr)
+        return 2
+    command = commands.load(name)
+    parser = argparse.ArgumentParser(prog=f"{PROG} {name}", description=command.HELP)
+    parser.add_argument("-v", "--verbose", action="store_true", help="log to stderr, with the trace of a fault")
+    command.add_arguments(parser)
+    args = parser.parse_args(rest)
+    logging.basicConfig(level=logging.DEBUG if args.verbose else logging.ERROR, format="%(name)s: %(message)s")
+    try:
+        code = command.run(args)
+        sys.stdout.flush()
+    except (ResidentError, ValueError) as error:
+        log.debug("the fault came from here", exc_info=True)
+        print(error, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return CTRL_C
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    return code
+
+
+def overview() -> str:
+    """All commands with their sentence."""
+    width = max(map(len, commands.names()))
+    rows = [f"  {name:{width}}  {commands.load(name).HELP}" for name in commands.names()]
+    return "\n".join([f"usage: {PROG} COMMAND ... (COMMAND --help tells its options)", "", *rows])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

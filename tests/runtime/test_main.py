@@ -1,0 +1,38 @@
+import pytest
+
+from runtime import commands
+from runtime.__main__ import main
+
+
+def test_help_lists_every_command_with_its_sentence(capsys):
+    assert main(["--help"]) == 0
+
+    out = capsys.readouterr().out
+    for name in commands.names():
+        assert f"  {name}" in out
+        assert commands.load(name).HELP in out
+
+
+def test_no_command_is_wrong_usage(capsys):
+    assert main([]) == 2
+    assert "usage:" in capsys.readouterr().err
+
+
+def test_an_unknown_command_is_answered_with_those_there_are(capsys):
+    assert main(["chat"]) == 2
+    names = ", ".join(commands.names())
+    assert capsys.readouterr().err == f"There is no command 'chat'. Commands are: {names}.\n"
+
+
+@pytest.mark.parametrize("name", commands.names())
+def test_a_command_says_in_one_sentence_what_it_does(name):
+    assert commands.load(name).HELP.endswith(".")
+
+
+@pytest.mark.parametrize("name", commands.names())
+def test_a_command_explains_its_options(name, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main([name, "--help"])
+
+    assert ended.value.code == 0
+    assert f"python -m runtime {name}" in capsys.readouterr().out

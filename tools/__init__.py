@@ -1,0 +1,1 @@
+"""The project's own tools: set-up, the test host, checks."""
