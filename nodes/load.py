@@ -119,7 +119,13 @@ class LoadLLM(io.ComfyNode):
                     "put a server's model to sleep.",
                 ),
             ],
-            outputs=[LLM.Output("llm", tooltip="The choice of model, for Generate Text. It costs nothing to pass on.")],
+            outputs=[
+                LLM.Output(
+                    "llm",
+                    display_name="llm",
+                    tooltip="The choice of model, for Generate Text. It costs nothing to pass on.",
+                )
+            ],
         )
 
     @classmethod

@@ -36,8 +36,8 @@ class Free(io.ComfyNode):
                 LLM.Input("llm", optional=True, tooltip="Only this model is unloaded. Not wired: all of them."),
             ],
             outputs=[
-                ANY.Output("passed_on", tooltip="The wired value."),
-                io.String.Output("freed", tooltip="What was freed, in a sentence."),
+                ANY.Output("passed_on", display_name="passed_on", tooltip="The wired value."),
+                io.String.Output("freed", display_name="freed", tooltip="What was freed, in a sentence."),
             ],
         )
 
