@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from ..engines import ENGINES, EngineRow
+from ..engines import ENGINES
 from ..errors import ResidentError
 from ..request import Prompt
 from .info import ModelInfo, read_model
@@ -89,17 +89,8 @@ def tokenizer(info: ModelInfo) -> Facts:
 
 
 def engines(info: ModelInfo) -> Facts:
-    """Why each engine cannot run it here; None for those that can."""
-    return {row.name: why_not(row, info) for row in ENGINES if row.name != "scripted"}
-
-
-def why_not(row: EngineRow, info: ModelInfo) -> str | None:
-    """Why this engine cannot run this model on this machine, None if nothing speaks against it."""
-    if not row.formats:
-        return "its server has models of its own"
-    if info.format not in row.formats:
-        return f"it reads {', '.join(row.formats)}; this is {info.format}"
-    return row.why_unavailable()
+    """Why each engine that reads model files cannot run it here; None for those that can."""
+    return {row.name: row.why_not(info) for row in ENGINES if row.formats}
 
 
 INSPECTIONS: dict[str, Callable[[ModelInfo], Facts]] = {
