@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import comfy.model_management
 import comfy.utils
 import folder_paths
+from comfy.comfy_types import IO
 from comfy_api.latest import io
 from server import PromptServer
 
@@ -22,6 +23,9 @@ from .live import Live, Message
 
 HIDDEN = [io.Hidden.unique_id, io.Hidden.dynprompt]
 """What a node must ask for so that its live text finds its way."""
+
+ANY_TYPE: str = IO.ANY
+"""The socket type that passes every link, in and out, on old hosts too."""
 
 STREAM_EVENT = "resident.stream"
 BAR_GAP_S = 0.1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from comfy.comfy_types import IO
 from comfy_api.latest import io
 
 from ..runtime import ModelSpec
@@ -13,7 +12,7 @@ from . import host
 from .schema import schema
 from .types import LLM
 
-ANY = io.Custom(IO.ANY)
+ANY = io.Custom(host.ANY_TYPE)
 
 
 class Free(io.ComfyNode):

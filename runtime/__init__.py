@@ -3,7 +3,9 @@
 from .collect import Collector, Result, collect, results_of
 from .errors import ResidentError
 from .request import GREEDY, Message, ModelSpec, Prompt, Request, Sampling
-from .runtime import Resident, Room, Runtime, get
+from .room import Room
+from .runtime import Runtime, get
+from .slot import Resident
 
 __all__ = [
     "GREEDY",
