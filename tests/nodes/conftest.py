@@ -11,6 +11,7 @@ import pytest
 
 from tests.nodes.stub_host import load_pack, stub_modules
 
+PACK = "resident_llm_on_stubs"
 REPLY = "A lighthouse of blue glass above the sea, for {prompt}"
 
 
@@ -24,10 +25,10 @@ def pack(stubs):
     """Get a module of the pack by its name below the pack, imported without ComfyUI."""
     kept = {name: sys.modules.get(name) for name in stubs}
     sys.modules.update(stubs)
-    load_pack()
+    load_pack(PACK)
 
     def get(name):
-        return importlib.import_module(f"resident_llm.{name}")
+        return importlib.import_module(f"{PACK}.{name}")
 
     get("nodes")
     for name, module in kept.items():

@@ -27,17 +27,21 @@ sys.meta_path.insert(0, Blocker())
 threading.Thread.start = refuse
 socket.socket.connect = socket.socket.bind = refuse
 before = set(sys.modules)
-state = dict(os.environ), list(sys.path), list(logging.root.handlers), logging.root.level, sorted(threading.enumerate(), key=id)
+
+def state():
+    root = logging.root
+    return dict(os.environ), list(sys.path), list(root.handlers), root.level, len(threading.enumerate())
+
+at_first = state()
 pack = load_pack()
 after_pack = set(sys.modules)
 extension = asyncio.run(pack.comfy_entrypoint())
 nodes = {{node.__name__ for node in sys.modules["resident_llm.nodes"].NODES}}
-now = dict(os.environ), list(sys.path), list(logging.root.handlers), logging.root.level, sorted(threading.enumerate(), key=id)
 print(json.dumps({{
     "by_pack": sorted(after_pack - before),
     "loaded": sorted({{name.partition(".")[0] for name in set(sys.modules) - before}}),
     "nodes": sorted(nodes),
-    "is_same_state": state == now,
+    "is_same_state": state() == at_first,
 }}))
 """
 HEAVY = ["torch", "transformers", "tokenizers", "numpy", "safetensors", "gguf", "PIL", "jinja2", "aiohttp", "httpx"]

@@ -3,6 +3,8 @@ import random
 
 import pytest
 
+from runtime.telemetry import Timings
+
 
 @pytest.fixture
 def events(pack):
@@ -24,7 +26,6 @@ def start(pack):
 
 
 def finished(events, index=0, num_tokens=3):
-    timings = __import__("resident_llm.runtime.telemetry", fromlist=["Timings"]).Timings(0.0, [(1.0, 1), (2.0, 2)])
     return events.Finished(
         index=index,
         finish=events.Finish(reason="stop", by="token"),
@@ -33,7 +34,7 @@ def finished(events, index=0, num_tokens=3):
         num_prompt_tokens=4,
         num_cached_tokens=0,
         num_output_tokens=num_tokens,
-        timings=timings,
+        timings=Timings(0.0, [(1.0, 1), (2.0, 2)]),
     )
 
 
