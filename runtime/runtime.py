@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 
 from . import engines
 from .device_memory import read as read_memory
-from .engines.base import Engine, Loading, Parkable
+from .engines.base import Engine, EngineInfo, Loading, Parkable
 from .errors import ResidentError, RuntimeClosed
 from .events import Event, LoadProgress
 from .preflight import check_fits
