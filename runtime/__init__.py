@@ -1,9 +1,11 @@
 """Resident LLM's runtime: a library without ComfyUI, light to import. These are its public names."""
 
-from .collect import Collector, Result, collect
+from .collect import Collector, Result, collect, results_of
 from .errors import ResidentError
 from .request import GREEDY, Message, ModelSpec, Prompt, Request, Sampling
-from .runtime import Resident, Room, Runtime, get
+from .room import Room
+from .runtime import Runtime, get
+from .slot import Resident
 
 __all__ = [
     "GREEDY",
@@ -20,4 +22,5 @@ __all__ = [
     "Sampling",
     "collect",
     "get",
+    "results_of",
 ]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from .engines.base import EngineInfo
 from .errors import GenerationFailed, ResidentError
 from .events import Event, Failed, Finished, TextDelta
 from .request import ModelSpec, Request
 from .telemetry import Bytes, percentile
+
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,19 +44,22 @@ class Collector:
         """The answer of one request as it stands."""
         return "".join(self._text[index])
 
+    def drain(self, events: Generator[Event, None, Answer]) -> Answer:
+        """Take all events of a stream; give what the stream returns."""
+        while True:
+            try:
+                self.take(next(events))
+            except StopIteration as end:
+                answer: Answer = end.value
+                return answer
+
     def results(self, info: EngineInfo, num_bytes: Bytes) -> list[Result]:
         """All results; raises the error of the first request that failed, saying how the others fared."""
-        outcomes = [self._outcome(index, info, num_bytes) for index in range(len(self._requests))]
-        failed = [(index, error) for index, error in enumerate(outcomes) if isinstance(error, ResidentError)]
-        if failed:
-            index, error = failed[0]
-            if len(outcomes) == 1:
-                raise error
-            raise type(error)(
-                f"Item {index + 1} of {len(outcomes)} failed: {error} "
-                f"({len(outcomes) - len(failed)} of {len(outcomes)} items finished.)"
-            ) from error
-        return [outcome for outcome in outcomes if isinstance(outcome, Result)]
+        return results_of(self.outcomes(info, num_bytes))
+
+    def outcomes(self, info: EngineInfo, num_bytes: Bytes) -> list[Result | ResidentError]:
+        """A result or an error per request, in the order of the requests."""
+        return [self._outcome(index, info, num_bytes) for index in range(len(self._requests))]
 
     def _outcome(self, index: int, info: EngineInfo, num_bytes: Bytes) -> Result | ResidentError:
         end = self._ends.get(index)
@@ -71,6 +77,20 @@ class Collector:
             if request.on_cut_thinking == "thinking":
                 text = thinking
         return Result(text=text, thinking_text=thinking, report=report_of(self._spec, request, end, info, num_bytes))
+
+
+def results_of(outcomes: Sequence[Result | ResidentError]) -> list[Result]:
+    """All results; raises the first error, saying which item it was and how the others fared."""
+    failed = [(index, error) for index, error in enumerate(outcomes) if isinstance(error, ResidentError)]
+    if failed:
+        index, error = failed[0]
+        if len(outcomes) == 1:
+            raise error
+        raise type(error)(
+            f"Item {index + 1} of {len(outcomes)} failed: {error} "
+            f"({len(outcomes) - len(failed)} of {len(outcomes)} items finished.)"
+        ) from error
+    return [outcome for outcome in outcomes if isinstance(outcome, Result)]
 
 
 def report_of(

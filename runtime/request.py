@@ -167,6 +167,7 @@ class ModelSpec:
     model:       a folder or file on this machine, or a name that the engine understands (a server's model)
     engine:      a name of the engine table, or "auto"
     device:      "auto", "cpu", "cuda:0" ...
+    revision:    a mark of the state of the model's files: a replaced file is another model
     context_len: most tokens, prompt and output together; None is what the model was made for
     kv_cache:    precision of the KV cache: "auto", "fp16", "q8", "q6", "q4"
     options:     what only one engine knows, as sorted pairs
@@ -176,6 +177,7 @@ class ModelSpec:
     """
 
     model: str
+    revision: str = ""
     engine: str = "auto"
     device: str = "auto"
     dtype: str = "auto"
@@ -200,6 +202,6 @@ class ModelSpec:
 
     def differences(self, other: ModelSpec) -> list[str]:
         """What changed from `other` to this spec, as "name: old -> new", for the log."""
-        names = ("model", "engine", "device", "dtype", "attention", "context_len", "kv_cache", "options")
+        names = ("model", "revision", "engine", "device", "dtype", "attention", "context_len", "kv_cache", "options")
         pairs = ((name, getattr(other, name), getattr(self, name)) for name in names)
         return [f"{name}: {old} -> {new}" for name, old, new in pairs if old != new]

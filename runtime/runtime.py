@@ -6,65 +6,23 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
 
 from . import engines
-from .engines.base import Engine, EngineInfo, Loading
-from .errors import RuntimeClosed
+from .device_memory import read as read_memory
+from .engines.base import Engine, EngineInfo, Loading, Parkable
+from .errors import ResidentError, RuntimeClosed
 from .events import Event, LoadProgress
+from .preflight import check_fits
 from .request import ModelSpec, Request
+from .room import PlainRoom, Room
+from .slot import Resident, Slot
 from .stream import stream
-from .telemetry import Bytes, format_bytes
+from .telemetry import Bytes, clock, format_bytes
 
 log = logging.getLogger(__name__)
 
 UNLOAD_WAIT_S = 5.0
 """How long an unload waits for a model that another thread is using."""
-
-
-class Room(Protocol):
-    """Where the bytes come from: the host's memory ledger, or plain torch."""
-
-    def reserve(self, spec: ModelSpec, num_bytes: int) -> None:
-        """Make room for a model that is about to be loaded or used; called before every lease."""
-        ...
-
-    def release_cached(self) -> None:
-        """Give freed memory back to the device."""
-        ...
-
-
-class PlainRoom:
-    """No host: whatever is free is ours."""
-
-    def reserve(self, spec: ModelSpec, num_bytes: int) -> None:
-        pass
-
-    def release_cached(self) -> None:
-        pass
-
-
-@dataclass(eq=False)
-class _Slot:
-    """A spec, its engine while loaded, and the lock that one user at a time holds."""
-
-    spec: ModelSpec
-    engine: Engine | None = None
-    num_loads: int = 0
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    used_by: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Resident:
-    """A loaded model as the monitor sees it."""
-
-    spec: ModelSpec
-    info: EngineInfo
-    bytes: Bytes
-    num_loads: int
-    is_busy: bool
 
 
 class Lease:
@@ -84,22 +42,36 @@ class Lease:
 class Runtime:
     """Owns engines by spec. Equal specs share one engine, which stays loaded between uses.
 
-    load: how a spec becomes an engine; a test passes its own
-    room: who makes room on the device
+    load:      how a spec becomes an engine; a test passes its own
+    footprint: the bytes that a spec will need, told before loading
+    room:      who makes room on the device
     """
 
-    def __init__(self, *, load: Callable[[ModelSpec], Loading] = engines.load, room: Room | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        load: Callable[[ModelSpec], Loading] = engines.load,
+        footprint: Callable[[ModelSpec], Bytes] | None = None,
+        room: Room | None = None,
+    ) -> None:
         self._load = load
+        self._footprint = footprint or (engines.footprint if load is engines.load else lambda _: Bytes())
         self.room: Room = room or PlainRoom()
-        self._slots: dict[ModelSpec, _Slot] = {}
+        self._slots: dict[ModelSpec, Slot] = {}
         self._lock = threading.RLock()
         self._is_closed = False
 
-    def generate(self, spec: ModelSpec, requests: Sequence[Request]) -> Generator[Event, None, None]:
-        """Answer a batch with one model, loading it if needed; see events.py for the order. Closing cancels."""
+    def generate(
+        self, spec: ModelSpec, requests: Sequence[Request]
+    ) -> Generator[Event, None, tuple[EngineInfo, Bytes]]:
+        """Answer a batch with one model, loading it if needed; see events.py for the order. Closing cancels.
+
+        Returns what ran, and the bytes that it held at the end.
+        """
         lease = yield from self.leasing(spec)
         with lease as engine:
             yield from stream(engine, requests)
+            return engine.info, engine.bytes
 
     def leasing(self, spec: ModelSpec) -> Generator[LoadProgress, None, Lease]:
         """Yield load progress, return the lease. Closing it before that drops what was half loaded."""
@@ -107,18 +79,60 @@ class Runtime:
         if slot.used_by == threading.get_ident():
             raise RuntimeError(f"{spec.model} is leased twice by one thread.")
         slot.lock.acquire()
-        slot.used_by = threading.get_ident()
+        slot.used_by, slot.must_leave, slot.spec = threading.get_ident(), False, spec
         try:
-            self.room.reserve(spec, slot.engine.bytes.device if slot.engine else 0)
-            if slot.engine is None:
-                slot.engine = yield from self._load(spec)
-                slot.num_loads += 1
-                log.info("loaded %s: %s", spec.model, format_bytes(slot.engine.bytes.device))
+            engine = yield from self._make_resident(slot)
         except BaseException:
             self._release(slot)
             self.room.release_cached()
             raise
-        return Lease(slot.engine, lambda: self._release(slot))
+        return Lease(engine, lambda: self._release(slot))
+
+    def _make_resident(self, slot: Slot) -> Generator[LoadProgress, None, Engine]:
+        """The slot's engine, on its device: as it stands, back from where it was parked, or loaded."""
+        if slot.engine and not slot.is_parked and isinstance(slot.engine, Parkable) and not slot.engine.is_in_place:
+            log.warning("%s was moved from outside; loading it again", slot.spec.model)
+            self._close_engine(slot)
+        engine = slot.engine
+        if engine and not slot.is_parked:
+            self.room.reserve(slot.spec, max(slot.full_bytes, engine.bytes.device))
+            return engine
+        began, verb = clock(), "loaded"
+        if engine and isinstance(engine, Parkable):
+            self.room.reserve(slot.spec, slot.full_bytes)
+            yield from engine.unpark()
+            slot.is_parked, verb = False, "brought back"
+            slot.num_returns += 1
+        else:
+            self._replace_others(slot)
+            slot.computed = self._footprint(slot.spec)
+            slot.full_bytes = slot.computed.device
+            check_fits(slot.spec, slot.computed, self.room)
+            self.room.reserve(slot.spec, slot.full_bytes)
+            slot.engine = engine = yield from self._load(slot.spec)
+        slot.num_loads += 1
+        slot.load_s = clock() - began
+        slot.full_bytes = engine.bytes.device
+        log.info(
+            "%s %s: %s in %.1f s (computed %s)",
+            verb,
+            slot.spec.model,
+            format_bytes(slot.full_bytes),
+            slot.load_s,
+            format_bytes(slot.computed.device),
+        )
+        return engine
+
+    def _replace_others(self, slot: Slot) -> None:
+        """One model, one copy: what was loaded with other options leaves, and the log says why."""
+        for other in self._loaded():
+            if other is slot or other.spec.model != slot.spec.model:
+                continue
+            if other.engine and other.engine.info.capabilities.is_remote:
+                continue
+            changes = "; ".join(slot.spec.differences(other.spec))
+            log.info("reloading %s because its options changed: %s", slot.spec.model, changes)
+            self._with_idle(other, self._close_engine)
 
     @contextlib.contextmanager
     def lease(self, spec: ModelSpec) -> Iterator[Engine]:
@@ -132,68 +146,138 @@ class Runtime:
                     yield engine
                 return
 
-    def _slot(self, spec: ModelSpec) -> _Slot:
+    def _slot(self, spec: ModelSpec) -> Slot:
         with self._lock:
             if self._is_closed:
                 raise RuntimeClosed("The runtime is closed. Restart ComfyUI to use it again.")
-            return self._slots.setdefault(spec, _Slot(spec))
+            return self._slots.setdefault(spec, Slot(spec))
 
-    @staticmethod
-    def _release(slot: _Slot) -> None:
-        slot.used_by = None
-        slot.lock.release()
+    def _release(self, slot: Slot) -> None:
+        try:
+            slot.note_size()
+            slot.last_used_at = clock()
+            if slot.must_leave:
+                self._evict_engine(slot)
+            self.room.settle(slot.spec)
+        finally:
+            slot.must_leave = False
+            slot.used_by = None
+            slot.lock.release()
+
+    def _loaded(self) -> list[Slot]:
+        with self._lock:
+            return [slot for slot in self._slots.values() if slot.engine]
 
     def residents(self) -> list[Resident]:
-        """The loaded models, in the order of their first lease."""
-        with self._lock:
-            loaded = [(slot, slot.engine) for slot in self._slots.values() if slot.engine]
-        return [
-            Resident(
-                spec=slot.spec,
-                info=engine.info,
-                bytes=engine.bytes,
-                num_loads=slot.num_loads,
-                is_busy=slot.lock.locked(),
-            )
-            for slot, engine in loaded
-        ]
+        """The loaded and parked models, in the order of their first lease."""
+        return [Resident.of(slot, engine) for slot in self._loaded() if (engine := slot.engine)]
 
-    def num_loads(self, spec: ModelSpec) -> int:
-        """How often the spec was loaded since this runtime began."""
-        with self._lock:
-            return self._slots[spec].num_loads if spec in self._slots else 0
+    def num_loads(self, spec: ModelSpec | None = None) -> int:
+        """How often the spec, or any, came onto its device since this runtime began."""
+        return sum(slot.num_loads for slot in self._of(spec))
+
+    def device_bytes(self, spec: ModelSpec) -> int:
+        """What the model holds on its device now. O(1), takes no lock."""
+        slot = self._slots.get(spec)
+        return slot.bytes.device if slot else 0
 
     def trim(self, spec: ModelSpec, num_bytes: int) -> int:
         """Give back idle KV memory of one model; return the bytes freed, 0 while it is used."""
-        return self._with_idle(spec, lambda engine: engine.trim(num_bytes))
+
+        def trim(slot: Slot) -> int:
+            return slot.engine.trim(num_bytes) if slot.engine and not slot.is_parked else 0
+
+        return sum(self._with_idle(slot, trim) for slot in self._of(spec))
+
+    def evict(self, spec: ModelSpec | None = None) -> int:
+        """Take one model, or all, off the device; return the device bytes freed.
+
+        Its weights wait in host memory, if its engine and `host_copy_bytes` allow it. A model that stays in
+        use is left alone, and leaves when its lease ends.
+        """
+        return sum(self._with_idle(slot, self._evict_engine, must_leave=True) for slot in self._of(spec))
 
     def unload(self, spec: ModelSpec | None = None) -> int:
-        """Unload one model, or all; return the device bytes freed. A model that stays in use is left alone."""
+        """Unload one model, or all, host copies included; return the device bytes freed.
+
+        A model that stays in use is left alone.
+        """
+        return sum(self._with_idle(slot, self._close_engine) for slot in self._of(spec))
+
+    def _of(self, spec: ModelSpec | None) -> list[Slot]:
         with self._lock:
-            specs = [spec] if spec else list(self._slots)
-        return sum(self._with_idle(one, self._close_engine(one)) for one in specs)
+            return [slot for one, slot in self._slots.items() if spec in (None, one)]
 
-    def _close_engine(self, spec: ModelSpec) -> Callable[[Engine], int]:
-        def close(engine: Engine) -> int:
-            freed = engine.bytes.device
-            self._slots[spec].engine = None
-            engine.close()
-            self.room.release_cached()
-            log.info("unloaded %s: %s freed", spec.model, format_bytes(freed))
-            return freed
+    def _evict_engine(self, slot: Slot) -> int:
+        """Park the slot's engine, or close it; return the device bytes freed. The caller holds the slot."""
+        if slot.engine is None or slot.is_parked:
+            return 0
+        slot.note_size()
+        held = slot.bytes.device
+        if not self._park(slot, slot.engine):
+            return self._close_engine(slot)
+        slot.is_parked = True
+        self.room.release_cached()
+        freed, copy = held - slot.bytes.device, slot.bytes.host_copy
+        log.info("evicted %s: %s freed, %s wait in host memory", slot.spec.model, *map(format_bytes, (freed, copy)))
+        return freed
 
-        return close
+    def _park(self, slot: Slot, engine: Engine) -> bool:
+        if not isinstance(engine, Parkable):
+            return False
+        budget = self._host_budget(slot)
+        if budget < engine.bytes.weights and not engine.info.capabilities.is_remote:
+            return False
+        try:
+            return engine.park(budget)
+        except (ResidentError, MemoryError, RuntimeError):
+            log.warning("%s could not wait off the device; it is unloaded", slot.spec.model, exc_info=True)
+            return False
 
-    def _with_idle(self, spec: ModelSpec, act: Callable[[Engine], int]) -> int:
-        with self._lock:
-            slot = self._slots.get(spec)
-        if slot is None or slot.engine is None or slot.used_by == threading.get_ident():
+    def _host_budget(self, slot: Slot) -> int:
+        """Host memory that this model's weights may keep; older copies leave if that makes them fit."""
+        others = [other for other in self._loaded() if other is not slot and other.bytes.host_copy]
+        held = sum(other.bytes.host_copy for other in others)
+        limit = slot.spec.host_copy_bytes
+        if limit is None:
+            memory = read_memory("cpu")
+            limit = (memory.free + held + slot.bytes.host_copy) // 4 if memory else 0
+        if slot.bytes.weights > limit:
+            return 0
+        for other in sorted(others, key=lambda other: other.last_used_at):
+            if held + slot.bytes.weights <= limit:
+                break
+            held -= other.bytes.host_copy
+            self._with_idle(other, self._drop_copy)
+        return max(0, limit - held)
+
+    def _drop_copy(self, slot: Slot) -> int:
+        """Free a model's host memory: of a parked one all that there is."""
+        if slot.is_parked:
+            return self._close_engine(slot)
+        return slot.engine.forget() if isinstance(slot.engine, Parkable) else 0
+
+    def _close_engine(self, slot: Slot) -> int:
+        engine, slot.engine, slot.is_parked = slot.engine, None, False
+        if engine is None:
+            return 0
+        freed = engine.bytes.device
+        engine.close()
+        del engine
+        self.room.release_cached()
+        log.info("unloaded %s: %s freed", slot.spec.model, format_bytes(freed))
+        return freed
+
+    def _with_idle(self, slot: Slot, act: Callable[[Slot], int], *, must_leave: bool = False) -> int:
+        """Do something with a slot that nobody uses; 0 if nothing is loaded, or it stays in use."""
+        if slot.engine is None or slot.used_by == threading.get_ident():
             return 0
         if not slot.lock.acquire(timeout=UNLOAD_WAIT_S):
-            log.warning("%s is in use; it stays", spec.model)
+            slot.must_leave = must_leave
+            log.warning("%s is in use; it %s", slot.spec.model, "leaves after that" if must_leave else "stays")
             return 0
         try:
-            return act(slot.engine) if slot.engine else 0
+            return act(slot)
         finally:
             slot.lock.release()
 

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.host.browser import find_chromium
 from tests.host.comfy import ComfyUI
-from tools.comfyui import BUILD
-
-MODEL_NAME = "SmolLM2-135M-Instruct"
+from tools.chromium import find_chromium
+from tools.model import GGUF, MODELS
+from tools.model import NAME as MODEL_NAME
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -26,7 +25,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(scope="session")
 def model_path() -> Path:
     """The folder of SmolLM2-135M-Instruct in fp32."""
-    path = Path(os.environ.get("RESIDENT_TEST_MODEL") or BUILD / "models" / MODEL_NAME)
+    path = Path(os.environ.get("RESIDENT_TEST_MODEL") or MODELS / MODEL_NAME)
     if not (path / "config.json").is_file():
         pytest.skip(f"no {path}; `make model` puts it there")
     return path
@@ -35,7 +34,7 @@ def model_path() -> Path:
 @pytest.fixture(scope="session")
 def gguf_path(model_path: Path) -> Path:
     """The GGUF file that the model was converted from, beside its folder."""
-    path = model_path.parent / f"{MODEL_NAME}.Q4_1.gguf"
+    path = model_path.parent / GGUF
     if not path.is_file():
         pytest.skip(f"no {path}; `make model` puts it there")
     return path

@@ -120,6 +120,7 @@ class ComfyUI:
     packs:      custom-node folders, linked into base/custom_nodes by name -> folder; this pack by default
     models:     model folders or GGUF files to place under base/models/LLM
     extra_args: more of ComfyUI's flags, such as ["--cache-none"]
+    is_on_cpu:  false leaves the choice of the device to ComfyUI
     settings:   front-end settings of the default user, such as {"Comfy.VueNodes.Enabled": True}
     """
 
@@ -133,12 +134,13 @@ class ComfyUI:
         settings: Mapping[str, object] | None = None,
         env: Mapping[str, str] | None = None,
         port: int | None = None,
+        is_on_cpu: bool = True,
         start_timeout_s: float = 240.0,
     ) -> None:
         self.base = Path(base).resolve()
         self.packs = {PACK_NAME: ROOT} if packs is None else dict(packs)
         self.models = list(models)
-        self.extra_args = list(extra_args)
+        self.extra_args = [*(["--cpu"] if is_on_cpu else []), *extra_args]
         # Without the first setting the template browser covers everything on a first visit.
         self.settings = {"Comfy.TutorialCompleted": True, **(settings or {})}
         self.env = dict(env or {})
@@ -153,7 +155,7 @@ class ComfyUI:
         self._fill_base()
         root = stage(find_comfyui())
         command = [
-            *(os.environ.get("COMFYUI_PYTHON", sys.executable), str(root / "main.py"), "--cpu"),
+            *(os.environ.get("COMFYUI_PYTHON", sys.executable), str(root / "main.py")),
             *("--listen", HOST, "--port", str(self.port)),
             *("--base-directory", str(self.base), "--user-directory", str(self.base / "user")),
             *("--database-url", "sqlite:///:memory:"),

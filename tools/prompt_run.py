@@ -1,7 +1,7 @@
 """Run one API-format prompt on a ComfyUI server and collect all that it sends back.
 
-Needs aiohttp, which ComfyUI has. The socket lives in a thread of its own, so that callers may be synchronous, even
-below another event loop.
+Needs aiohttp, which ComfyUI has, once a prompt is run. The socket lives in a thread of its own, so that callers may be
+synchronous, even below another event loop.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
-
-import aiohttp
 
 from tools.comfyui import ComfyUI
 from tools.fault import Fault
@@ -61,12 +59,12 @@ class PromptRun:
         return [event.data for event in self.events if event.type == kind]
 
     def streamed(self, node: str, index: int = 0, channel: str = "answer") -> str:
-        """The text that reached the browser live, put together from its deltas."""
-        return "".join(
-            data.get("delta") or ""
-            for data in self.of_type("resident.stream")
-            if str(data["node"]) == node and data["index"] == index and data.get("channel", channel) == channel
-        )
+        """The text that reached the browser live, put together from its deltas and snapshots."""
+        text = ""
+        for data in self.of_type("resident.stream"):
+            if str(data["node"]) == node and data["index"] == index and data["channel"] == channel:
+                text = data["delta"] if data.get("is_snapshot") else text + data["delta"]
+        return text
 
     def ran(self) -> list[str]:
         """Ids of the nodes that were executed, in order."""
@@ -140,6 +138,8 @@ class EventSocket:
             self._loop.close()
 
     async def _listen(self) -> None:
+        import aiohttp
+
         async with aiohttp.ClientSession() as session, session.ws_connect(self._url, max_msg_size=0) as socket:
             self._is_open.set()
             async for message in socket:

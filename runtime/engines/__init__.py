@@ -52,6 +52,14 @@ ENGINES: tuple[EngineRow, ...] = (
         install="pip install transformers",
     ),
     EngineRow(
+        name="openai",
+        title="Server (OpenAI-compatible)",
+        module="openai",
+        formats=(),
+        why_unavailable=missing("aiohttp"),
+        install="pip install aiohttp",
+    ),
+    EngineRow(
         name="scripted",
         title="Scripted (for tests)",
         module="scripted",

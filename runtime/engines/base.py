@@ -223,7 +223,7 @@ class Parkable(Protocol):
     """What an engine offers beside, if its weights can wait off the device and come back without the disk.
 
     A torch engine keeps them in host memory; a client of a server may put the server to sleep. While parked,
-    `bytes.device` is 0 and `bytes.host_copy` is what waits. `close` drops that too.
+    `bytes.device` is 0 and `bytes.host_copy` is what waits; a copy may stay after the return. `close` drops that too.
     """
 
     @property
@@ -237,6 +237,10 @@ class Parkable(Protocol):
 
     def unpark(self) -> Generator[LoadProgress, None, None]:
         """Come back. Closing it, or an error in it, leaves the engine parked."""
+        ...
+
+    def forget(self) -> int:
+        """Drop a copy that was kept while on the device; return its bytes. Parked, it keeps it and returns 0."""
         ...
 
 

@@ -1,13 +1,17 @@
 """An engine that says what its spec tells it to: it tests the logic around engines, and is no model.
 
-The spec's options steer it: `reply` (text; {prompt} stands for the user's words), `tokens_per_step`,
-`fail_at` (the step that raises), `load_steps`, `step_s` (seconds slept per step).
+The spec's options steer it: `reply` (text; {prompt} stands for the user's words), `tokens_per_step`, `fail_at` (the
+step that raises), `fail_on` (raise for prompts that hold this text), `load_steps`, `prefill_steps`, `step_s` (seconds
+slept per step). A model folder with a config.json gives the options that the spec does not.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from ..errors import GenerationFailed
 from ..events import Finish, LoadProgress
@@ -73,23 +77,32 @@ class ScriptedEngine:
         try:
             for index, work in enumerate(batch):
                 total = len(work.encoded.token_ids or ())
-                yield index, PrefillStep(num_done=total, num_total=total)
+                num_steps_before = int(self._spec.option("prefill_steps", 1) or 1)
+                for number in range(1, num_steps_before + 1):
+                    self._pause()
+                    yield index, PrefillStep(num_done=total * number // num_steps_before, num_total=total)
             queues = {index: self._reply(work) for index, work in enumerate(batch)}
             spent = dict.fromkeys(queues, 0)
             num_steps = dict.fromkeys(queues, 0)
             while queues:
                 for index in list(queues):
                     num_steps[index] += 1
-                    if num_steps[index] == self._spec.option("fail_at"):
+                    if self._fails(num_steps[index], batch[index]):
                         del queues[index]
                         yield index, FailedStep(error=GenerationFailed(f"step {num_steps[index]} failed by script."))
                         continue
-                    if pause := self._spec.option("step_s"):
-                        time.sleep(float(pause))
+                    self._pause()
                     command = yield index, self._step(queues, spent, index, batch[index])
                     self._obey(command, queues, index)
         finally:
             self.num_live -= len(batch)
+
+    def _pause(self) -> None:
+        time.sleep(float(self._spec.option("step_s") or 0))
+
+    def _fails(self, num_steps: int, work: Work) -> bool:
+        text = self._spec.option("fail_on")
+        return num_steps == self._spec.option("fail_at") or (bool(text) and str(text) in work.encoded.text)
 
     def _reply(self, work: Work) -> list[int]:
         user = work.encoded.prompt.messages[-1].text
@@ -129,9 +142,12 @@ def footprint(spec: ModelSpec) -> Bytes:
 
 
 def load(spec: ModelSpec) -> Loading:
+    script = Path(spec.model) / "config.json"
+    if script.is_file():
+        options = {**json.loads(script.read_text(encoding="utf-8")), **dict(spec.options)}
+        spec = dataclasses.replace(spec, options=tuple(options.items()))
     total = int(spec.option("load_steps", 1) or 1)
     for done in range(1, total + 1):
-        if pause := spec.option("step_s"):
-            time.sleep(float(pause))
+        time.sleep(float(spec.option("step_s") or 0))
         yield LoadProgress(done=done, total=total, unit="steps")
     return ScriptedEngine(spec)

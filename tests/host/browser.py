@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from tests.host.comfy import ComfyUI
+from tools.chromium import find_chromium
 
 RENDERERS = ("classic", "nodes2")
 FLAGS = [
@@ -37,12 +36,6 @@ DROP = """([name, text]) => {
     const options = {bubbles: true, cancelable: true, dataTransfer: data, clientX: 700, clientY: 450};
     for (const kind of ['dragover', 'drop']) canvas.dispatchEvent(new DragEvent(kind, options));
 }"""
-
-
-def find_chromium() -> str | None:
-    """The path of a Chromium that playwright can drive: CHROMIUM, or the system's."""
-    names = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
-    return os.environ.get("CHROMIUM") or next((path for name in names if (path := shutil.which(name))), None)
 
 
 class UI:

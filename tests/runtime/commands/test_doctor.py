@@ -63,3 +63,24 @@ def test_a_device_that_torch_has_no_code_for_and_a_second_copy_are_told(bare):
 
     assert "cuda:0  Old Card, capability 6.1, 7.0 GB of 8.0 GB free\n          torch 2.13.0 has no code" in text
     assert "A second copy is in /custom_nodes/resident-llm-main: remove one of them." in text
+
+
+def test_claims_answers_one_id_with_the_truth_and_what_is_done_here():
+    done = run("--claims", "s00-21")
+
+    assert done.returncode == 0
+    assert done.stdout.startswith("S00-21  not true: ExLlamaV2's attn.py must be patched")
+    assert "no_sdpa" in done.stdout
+
+
+def test_claims_can_be_searched_by_words_and_given_as_json():
+    found = json.loads(run("--claims", "block_size flash-attn", "--json").stdout)
+
+    assert [one["id"] for one in found] == ["S01-11"]
+
+
+def test_a_search_that_finds_nothing_says_so():
+    done = run("--claims", "zebra")
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "No claim matches 'zebra'. Leave the words out to see all, or try one word.\n"

@@ -1,0 +1,59 @@
+# Every target sets up what it needs; a machine needs Python 3.11 to 3.13 with pip, and make.
+#   make run        a real workflow in a real ComfyUI, its text printed as it is written
+#   make serve      ComfyUI with this pack, to open in a browser
+#   make test       everything: units, the real server, the real browser
+#   make test-fast  the units
+#   make check      format, lint, types, docs in step
+#   make gpu        the tests that need a GPU, with the python that has torch there
+# Settings: PYTHON (which Python to use), ARGS (more arguments for pytest or the tool), COMFYUI_PATH (another ComfyUI),
+# CHROMIUM (another browser).
+
+.PHONY: run serve venv venv-test model test test-fast test-slow test-compat check gpu bench clean
+.DEFAULT_GOAL := run
+
+PY := .venv/bin/python
+SET_UP = @python=$$(sh tools/find_python.sh) && exec "$$python" -m tools.environment
+
+run: model
+	@$(PY) -m tools.run $(ARGS)
+
+serve: model
+	@$(PY) -m tools.run --serve
+
+venv:
+	$(SET_UP)
+
+venv-test:
+	$(SET_UP) test
+
+model: venv
+	@$(PY) -m tools.model
+
+test: venv-test model
+	@$(PY) -m tools.chromium
+	@$(PY) -m pytest -m "not slow and not gpu and not vllm" -rs --durations=15 $(ARGS)
+
+test-fast: venv-test
+	@$(PY) -m pytest -m "not server and not browser and not slow and not gpu and not vllm" $(ARGS)
+
+test-slow: venv-test model
+	@$(PY) -m pytest -m "slow and not gpu and not vllm" -rs $(ARGS)
+
+test-compat: model
+	$(SET_UP) compat
+	@.venv-compat/bin/python -m pytest tests/runtime/engines -m "not server and not browser and not slow and not gpu and not vllm" -rs $(ARGS)
+
+check: venv-test
+	@$(PY) -m ruff format --check .
+	@$(PY) -m ruff check .
+	@$(PY) -m tools.check_types
+	@$(PY) tools/docs.py --check
+
+gpu:
+	@$(or $(PYTHON),python3) -m pytest -m gpu -rs $(ARGS)
+
+bench: model
+	@$(PY) -m tools.bench $(ARGS)
+
+clean:
+	rm -rf .venv .venv-compat .build .pytest_cache .ruff_cache .mypy_cache .hypothesis

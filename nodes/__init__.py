@@ -1,0 +1,25 @@
+"""The extension that ComfyUI loads, and the list of its nodes."""
+
+from __future__ import annotations
+
+from comfy_api.latest import ComfyExtension, io
+
+from . import host
+from .generate import Generate
+from .load import LoadLLM
+from .memory import Free
+from .prompt import LLMPrompt
+from .sampling import LLMSampling
+
+NODES: tuple[type[io.ComfyNode], ...] = (LoadLLM, LLMPrompt, LLMSampling, Generate, Free)
+
+
+class Extension(ComfyExtension):
+    """What ComfyUI asks for the nodes; hosts differ in which of the two methods they call first."""
+
+    async def on_load(self) -> None:
+        host.register_folders()
+
+    async def get_node_list(self) -> list[type[io.ComfyNode]]:
+        host.register_folders()
+        return list(NODES)

@@ -1,0 +1,138 @@
+"""The one file that knows ComfyUI's internals: interrupt, progress, events to the browser, model folders, errors."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Generator, Iterator
+from typing import Any, TypeVar
+
+import comfy.model_management
+import comfy.utils
+import folder_paths
+from comfy.comfy_types import IO
+from comfy_api.latest import io
+from server import PromptServer
+
+from ..runtime import Runtime, get
+from ..runtime.errors import OutOfMemory
+from ..runtime.events import Event
+from .live import Live, Message
+
+HIDDEN = [io.Hidden.unique_id, io.Hidden.dynprompt]
+"""What a node must ask for so that its live text finds its way."""
+
+ANY_TYPE: str = IO.ANY
+"""The socket type that passes every link, in and out, on old hosts too."""
+
+STREAM_EVENT = "resident.stream"
+BAR_GAP_S = 0.1
+
+Answer = TypeVar("Answer")
+
+
+def runtime() -> Runtime:
+    """The process's runtime."""
+    return get()
+
+
+def register_folders() -> None:
+    """Make `models/LLM` one of ComfyUI's model folders, beside those that other packs or the user registered."""
+    default = os.path.join(folder_paths.models_dir, "LLM")
+    folder_paths.add_model_folder_path("LLM", default)
+    with contextlib.suppress(OSError):  # a read-only installation has its models elsewhere
+        os.makedirs(default, exist_ok=True)
+
+
+def llm_folders() -> list[str]:
+    """Every folder that may hold language models, ComfyUI's own first; both spellings of its key are in use."""
+    known = folder_paths.folder_names_and_paths
+    folders = [folder for key in ("LLM", "llm") if key in known for folder in known[key][0]]
+    if os.path.isdir(lower := os.path.join(folder_paths.models_dir, "llm")):
+        folders.append(lower)
+    first = {os.path.realpath(folder): folder for folder in reversed(folders)}
+    return [folder for folder in dict.fromkeys(folders) if first[os.path.realpath(folder)] == folder]
+
+
+def devices() -> list[str]:
+    """The devices a model can be put on. Asks torch only if ComfyUI has loaded it."""
+    torch = sys.modules.get("torch")
+    if torch is None or comfy.model_management.cpu_mode():
+        return ["auto", "cpu"]
+    cuda = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+    xpu = [f"xpu:{index}" for index in range(torch.xpu.device_count())] if hasattr(torch, "xpu") else []
+    mps = ["mps"] if torch.backends.mps.is_available() else []
+    return ["auto", "cpu", *cuda, *xpu, *mps]
+
+
+def watch(events: Generator[Event, None, Answer], live: Live) -> Generator[Event, None, Answer]:
+    """The same events; an interrupt is raised between two of them, and the stream is closed whatever happens."""
+    with contextlib.closing(events):
+        while True:
+            try:
+                event = next(events)
+            except StopIteration as end:
+                answer: Answer = end.value
+                return answer
+            comfy.model_management.throw_exception_if_processing_interrupted()
+            live.take(event)
+            yield event
+
+
+@contextlib.contextmanager
+def translated_errors() -> Iterator[None]:
+    """Give an OutOfMemory that began in torch back as torch's own, with our sentence, so that ComfyUI frees memory."""
+    try:
+        yield
+    except OutOfMemory as error:
+        cause: BaseException | None = error
+        while cause is not None:
+            if isinstance(cause, comfy.model_management.OOM_EXCEPTION) and not isinstance(cause, OutOfMemory):
+                raise type(cause)(str(error)) from error
+            cause = cause.__cause__
+        raise
+
+
+def live_text(hidden: Any, num_items: int) -> Live:
+    """Where a node's live text goes: to the browser that owns the run; nowhere if there is none."""
+    client = PromptServer.instance.client_id
+    if client is None:
+        return Live(num_items=num_items)
+    return Live(_Browser(client, hidden).send, num_items=num_items)
+
+
+class _Browser:
+    """Sends messages of one node to the client that queued the prompt."""
+
+    def __init__(self, client: str, hidden: Any) -> None:
+        self._server = PromptServer.instance
+        self._client = client
+        self._socket = self._server.sockets.get(client)
+        self._prompt_id = self._server.last_prompt_id
+        self._node = hidden.unique_id
+        if hidden.dynprompt is not None:
+            self._node = hidden.dynprompt.get_display_node_id(hidden.unique_id)
+        workflow = (hidden.extra_pnginfo or {}).get("workflow") or {}
+        self._workflow = workflow.get("id")
+        self._bar = comfy.utils.ProgressBar(1, node_id=hidden.unique_id)
+        self._bar_at = float("-inf")
+
+    def send(self, message: Message, live: Live) -> None:
+        """One message of live text, and now and then a step of the progress bar.
+
+        ComfyUI's own progress text is left alone: its page keeps that in the saved workflow.
+        """
+        socket = self._server.sockets.get(self._client)
+        messages = [message]
+        if socket is not self._socket:  # the page was loaded anew: it has lost what was sent before
+            self._socket = socket
+            messages = live.snapshots()
+        for one in messages:
+            data = {"prompt_id": self._prompt_id, "node": self._node, "workflow": self._workflow, **one}
+            self._server.send_sync(STREAM_EVENT, data, self._client)
+        now = time.monotonic()
+        if live.progress is not None and now - self._bar_at >= BAR_GAP_S:
+            self._bar_at = now
+            self._bar.update_absolute(*live.progress)

@@ -1,0 +1,130 @@
+// Resident LLM in the browser: live text on Generate Text.
+import { app } from "../../scripts/app.js";
+import { api } from "../../scripts/api.js";
+import { StreamText, StreamView } from "./stream.mjs";
+
+const NODE = "ResidentGenerate";
+const STORE = "resident-llm.texts";
+const STORED_TEXTS = 24;
+const STORED_CHARACTERS = 20_000;
+
+const views = new WeakMap(); // node -> StreamView
+const texts = new Map(); // "workflow id/execution id" -> StreamText, in the order of last use
+const dirty = new Set(); // keys to draw in the next frame
+
+const rootGraph = () => app.rootGraph ?? app.graph?.rootGraph ?? app.graph;
+
+/** The node of an execution id, which inside subgraphs is "12:5"; null if it is not in this workflow. */
+function nodeOf(executionId) {
+  let graph = rootGraph();
+  let node = null;
+  for (const part of String(executionId).split(":")) {
+    node = graph?.getNodeById(part) ?? graph?.getNodeById(Number(part)) ?? null;
+    graph = node?.subgraph;
+  }
+  return node?.comfyClass === NODE ? node : null;
+}
+
+function textOf(workflow, executionId) {
+  const key = `${workflow ?? rootGraph()?.id}/${executionId}`;
+  const text = texts.get(key) ?? new StreamText();
+  texts.delete(key);
+  texts.set(key, text);
+  return { key, text };
+}
+
+/** Draw a text soon, wherever its node is in the workflow on screen. */
+function draw(key) {
+  if (!dirty.size) requestAnimationFrame(drawAll);
+  dirty.add(key);
+}
+
+function drawAll() {
+  const here = String(rootGraph()?.id);
+  for (const key of dirty) {
+    const at = key.indexOf("/");
+    if (key.slice(0, at) !== here) continue;
+    views.get(nodeOf(key.slice(at + 1)))?.show(texts.get(key));
+  }
+  dirty.clear();
+}
+
+/** Keep the last texts for a reload of this page; never in the workflow. */
+function store() {
+  const kept = [...texts].filter(([, text]) => !text.isRunning && text.answers.length < STORED_CHARACTERS);
+  try {
+    sessionStorage.setItem(STORE, JSON.stringify(kept.slice(-STORED_TEXTS)));
+  } catch (error) {
+    console.warn("Resident LLM: the texts are not kept for a reload:", error);
+  }
+}
+
+function restore() {
+  try {
+    for (const [key, saved] of JSON.parse(sessionStorage.getItem(STORE) ?? "[]")) texts.set(key, new StreamText(saved));
+  } catch (error) {
+    console.warn("Resident LLM: the texts kept for a reload cannot be read:", error);
+  }
+}
+
+/** End what a prompt left running, with a last status. */
+function endRun(promptId, status) {
+  for (const [key, text] of texts) {
+    if (text.isRunning && text.promptId === promptId) {
+      text.stop(status);
+      draw(key);
+    }
+  }
+}
+
+function listen() {
+  api.addEventListener("resident.stream", ({ detail }) => {
+    const { key, text } = textOf(detail.workflow, detail.node);
+    text.take(detail);
+    draw(key);
+  });
+  api.addEventListener("executed", ({ detail }) => {
+    const id = detail.display_node ?? detail.node;
+    if (!detail.output?.text || !detail.output.report || !nodeOf(id)) return;
+    const { key, text } = textOf(null, id);
+    text.finish(detail.output, detail.prompt_id);
+    draw(key);
+    store();
+  });
+  api.addEventListener("execution_interrupted", ({ detail }) => endRun(detail.prompt_id, "interrupted"));
+  api.addEventListener("execution_error", ({ detail }) =>
+    endRun(detail.prompt_id, `failed: ${String(detail.exception_message).trim()}`),
+  );
+  // A status that stands still says for how long.
+  setInterval(() => {
+    for (const [key, text] of texts) if (text.isRunning) draw(key);
+  }, 1000);
+}
+
+app.registerExtension({
+  name: "resident-llm.stream",
+
+  setup() {
+    restore();
+    listen();
+  },
+
+  nodeCreated(node) {
+    if (node.comfyClass !== NODE) return;
+    const view = new StreamView();
+    views.set(node, view);
+    const widget = node.addDOMWidget("stream", "RESIDENT_STREAM", view.element, {
+      serialize: false,
+      hideOnZoom: false,
+      getMinHeight: () => 140,
+      getValue: () => "",
+      setValue: () => {},
+    });
+    widget.serialize = false;
+    node.setSize([Math.max(node.size[0], 400), Math.max(node.size[1], 420)]);
+  },
+
+  afterConfigureGraph() {
+    for (const key of texts.keys()) draw(key);
+  },
+});
