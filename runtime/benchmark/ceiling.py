@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from ..models.info import ModelInfo
 
 KV_BITS = {"fp32": 32.0, "fp16": 16.0, "bf16": 16.0, "q8": 8.5, "q6": 6.5, "q4": 4.5}
-"""Bits of one cached element. The quantised ones hold a 16-bit scale for each 32 elements; q6 is 8 for keys, 4 for values."""
+"""Bits of one cached element; quantised ones hold a 16-bit scale for each 32 elements; q6 is 8 (keys), 4 (values)."""
 
 STATE_BYTES = 4
 """Of one element of a recurrent state, which is kept in fp32."""

@@ -11,11 +11,12 @@ from pathlib import Path
 from ..engines.base import Encoded
 from ..request import Message, Prompt
 
-WORDS = (
-    "light river stone quiet forest window morning silver garden shadow winter harbour copper velvet lantern meadow "
-    "distant paper marble orchard thunder gentle ivory market bridge feather crimson valley candle northern ocean "
-    "painted hollow amber mountain glass slender autumn mirror tower golden station misty ribbon ancient cedar"
-).split()
+WORDS = """
+light river stone quiet forest window morning silver garden shadow winter harbour copper velvet
+lantern meadow distant paper marble orchard thunder gentle ivory market bridge feather crimson
+valley candle northern ocean painted hollow amber mountain glass slender autumn mirror tower golden
+station misty ribbon ancient cedar
+""".split()  # noqa: SIM905
 FILLERS = (" a", " I", ".", " the", ",", "\n", " x", "-")
 SALT_LENGTH = 4
 

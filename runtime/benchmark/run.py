@@ -105,7 +105,9 @@ def _measure_cell(bench: _Bench, cell: Cell, number: int) -> Benchmarking:
                 yield bench.progress(_what(spec, cell))
                 try:
                     one = measured.get(at)
-                    measured[at] = yield from _run_once(bench, cell, spec, one, seed=_seed(number, repeat), repeat=repeat)
+                    measured[at] = yield from _run_once(
+                        bench, cell, spec, one, seed=_seed(number, repeat), repeat=repeat
+                    )
                 except ResidentError as error:
                     failed[at] = str(error)
             bench.num_done += 1

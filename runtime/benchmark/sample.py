@@ -73,6 +73,6 @@ def take_sample(
         if end.num_output_tokens != output_tokens:
             raise GenerationFailed(
                 f"{engine.info.engine} wrote {end.num_output_tokens} tokens where {output_tokens} were asked for: the "
-                "row would not be comparable, so it is not counted. This engine cannot be told to ignore the stop token."
+                "row would not be comparable and is not counted. This engine cannot be told to ignore the stop token."
             )
     return Sample(finished=tuple(ends), wall_s=wall_s)

@@ -11,7 +11,8 @@ from pathlib import Path
 from ..benchmark.environment import environment
 from ..benchmark.plan import Plan
 from ..benchmark.rows import Row
-from ..benchmark.run import Progress, RowDone, run as run_benchmark
+from ..benchmark.run import Progress, RowDone
+from ..benchmark.run import run as run_benchmark
 from ..benchmark.table import compare, table_of
 from ..request import ModelSpec
 from ..runtime import get
@@ -96,7 +97,11 @@ def _write(file: Path | None, plan: Plan, rows: list[Row]) -> None:
     """All rows so far; a reader never sees half a file."""
     if file is None:
         return
-    whole = {"environment": environment(), "plan": {"contexts": list(plan.contexts), "repeats": plan.repeats}, "rows": rows}
+    whole = {
+        "environment": environment(),
+        "plan": {"contexts": list(plan.contexts), "repeats": plan.repeats},
+        "rows": rows,
+    }
     part = file.with_name(file.name + ".part")
     part.write_text(json.dumps(whole, indent=1), encoding="utf-8")
     part.replace(file)

@@ -14,7 +14,9 @@ HELP = "Compute which context and KV precision of a model fit on common cards."
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="a model folder or a .gguf file")
-    parser.add_argument("--beside", type=float, default=0, metavar="GB", help="size of a diffusion model beside it, in GB")
+    parser.add_argument(
+        "--beside", type=float, default=0, metavar="GB", help="size of a diffusion model beside it, in GB"
+    )
     parser.add_argument("--tokens", type=int, default=2048, help="tokens in the cache, for the ceiling")
     parser.add_argument("--json", action="store_true")
 
