@@ -148,10 +148,18 @@ class Generate(io.ComfyNode):
                 ),
             ],
             outputs=[
-                io.String.Output("text", is_output_list=True, tooltip="The answer, without its thinking."),
-                io.String.Output("thinking_text", is_output_list=True, tooltip="What the model thought, if it did."),
+                io.String.Output(
+                    "text", display_name="text", is_output_list=True, tooltip="The answer, without its thinking."
+                ),
+                io.String.Output(
+                    "thinking_text",
+                    display_name="thinking_text",
+                    is_output_list=True,
+                    tooltip="What the model thought, if it did.",
+                ),
                 io.String.Output(
                     "report",
+                    display_name="report",
                     is_output_list=True,
                     tooltip="JSON: why it ended, tokens, latencies, engine, memory, warnings.",
                 ),
@@ -170,7 +178,7 @@ class Generate(io.ComfyNode):
         sampling: list[Sampling] | None = None,
     ) -> io.NodeOutput:
         items = items_of(llm, prompt, seed, max_tokens, sampling or [Sampling()], thinking_budget, on_cut_thinking)
-        with host.translated_errors():
+        with host.using(cls.hidden, llm), host.translated_errors():
             results = answer(items, host.live_text(cls.hidden, len(items)))
         texts = [result.text for result in results]
         thinking = [result.thinking_text for result in results]

@@ -15,6 +15,7 @@ from ..runtime.events import (
     PrefillProgress,
     Started,
     TextDelta,
+    Waiting,
 )
 from ..runtime.telemetry import Clock
 from ..runtime.telemetry import clock as default_clock
@@ -83,6 +84,8 @@ class Live:
             self._text.setdefault((index, event.channel), []).append(event.text)
             self._set_decode_progress()
             self._say("decode", self._rate(), index)
+        elif isinstance(event, Waiting):
+            self._say(self._phase, f"waiting for {event.what}, {event.waited_s:.0f} s", index)
         elif isinstance(event, Notice):
             self._say(self._phase, event.text, index)
         elif isinstance(event, (Finished, Failed)):
@@ -149,7 +152,7 @@ class Live:
 
 def _prefill(num_done: int, num_total: int | None, num_cached: int) -> str:
     if num_total is None:
-        return "waiting for the server"
+        return "waiting for the first token"
     cached = f" ({num_cached} cached)" if num_cached else ""
     return f"prefill {num_done} of {num_total}{cached}"
 

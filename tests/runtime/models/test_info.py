@@ -4,7 +4,6 @@ import struct
 import pytest
 
 from runtime.errors import ModelLoadFailed, ModelNotFound, ModelUnsupported
-from runtime.models.choose import engines_for
 from runtime.models.footprint import kv_bytes
 from runtime.models.info import kv_geometry, layer_types, read_model
 from runtime.models.rope import context_len_of
@@ -185,7 +184,6 @@ def test_a_gguf_tells_what_it_is(tmp_path):
     )
     assert info.tensors["blk.0.attn_q.weight"].shape == (4, 8)
     assert info.kv.elements_per_token == 2 * 2 * (4 + 4)
-    assert engines_for(info) == ("llamacpp", "transformers")
 
 
 @pytest.mark.parametrize(
