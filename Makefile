@@ -4,7 +4,7 @@
 #   make test       everything: units, the real server, the real browser
 #   make test-fast  the units
 #   make check      format, lint, types, docs in step
-#   make docs       write README's tables and docs/claims.md
+#   make docs       write what the documents take from the code
 #   make gpu        the tests that need a GPU, with the python that has torch there
 # Settings: PYTHON (which Python to use), ARGS (more arguments for pytest or the tool), COMFYUI_PATH (another ComfyUI),
 # CHROMIUM (another browser).
@@ -50,11 +50,11 @@ check: venv-test
 	@$(PY) -m tools.check_types
 	@$(PY) -m tools.docs --check
 
-docs: venv-test
-	@$(PY) -m tools.docs
-
 gpu:
 	@$(or $(PYTHON),python3) -m pytest -m gpu -rs $(ARGS)
+
+docs: venv
+	@$(PY) -m tools.docs
 
 bench: model
 	@$(PY) -m tools.bench $(ARGS)
