@@ -40,6 +40,22 @@ def test_every_command_that_is_named_exists():
     assert {"doctor", "inspect", "generate"} <= named
 
 
+def test_every_place_in_the_tree_of_the_architecture_exists():
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    tree = text.partition("## The tree")[2].partition("```\n")[2].partition("```")[0]
+    folder, places = "", []
+    for line in tree.splitlines():
+        name = line.split()[0]
+        if line.startswith("  "):
+            name = folder + name
+        elif name.endswith("/"):
+            folder = name
+        places.append(name)
+
+    assert len(places) > 25
+    assert [place for place in places if not (ROOT / place).exists()] == []
+
+
 @pytest.mark.parametrize("line", COMMANDS)
 def test_every_command_of_the_readme_runs(line, model_path):
     pytest.importorskip("transformers")
