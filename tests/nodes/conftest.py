@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.nodes.stub_host import load_pack, stub_modules
+from tests.nodes.stub_host import ROOT, load_pack, stub_modules
+from tools.comfyui import PACK_NAME
 
 PACK = "resident_llm_on_stubs"
 REPLY = "A lighthouse of blue glass above the sea, for {prompt}"
@@ -41,7 +42,7 @@ def pack(stubs):
 
 SCRIPTS = {
     "script-quick": {"reply": REPLY},
-    "script-slow": {"reply": REPLY * 2, "step_s": 0.02, "load_steps": 40, "prefill_steps": 40},
+    "script-slow": {"reply": REPLY * 2, "step_s": 0.01, "load_steps": 50, "prefill_steps": 50},
     "script-picky": {"reply": REPLY, "fail_on": "forbidden"},
     "script-thinks": {"reply": "<think>A cat, then.</think>" + REPLY, "step_s": 0.01},
 }
@@ -59,8 +60,9 @@ def script_models(tmp_path_factory) -> list[Path]:
 
 @pytest.fixture
 def scripted(comfy_with, script_models):
-    """The shared server with scripted models in its menu."""
-    return comfy_with(models=script_models, env={"RESIDENT_LLM_SCRIPTED": "1"})
+    """The shared server with scripted models in its menu, and a node that makes lists."""
+    packs = {PACK_NAME: ROOT, "list-pack": Path(__file__).parent / "list_pack"}
+    return comfy_with(models=script_models, packs=packs, env={"RESIDENT_LLM_SCRIPTED": "1"})
 
 
 def load_llm(model="script-quick", **inputs):
