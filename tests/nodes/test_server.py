@@ -9,7 +9,7 @@ import uuid
 import pytest
 
 from tests.host.comfy import EventSocket
-from tests.nodes.conftest import REPLY, generate, graph, load_llm
+from tests.nodes.conftest import REPLY, free, generate, graph, load_llm
 
 pytestmark = pytest.mark.server
 
@@ -204,7 +204,7 @@ def test_free_unloads_and_the_next_run_loads_again(scripted):
     scripted.run_prompt(graph("script-thinks", seed=fresh_seed()))
     before = num_loads(scripted, "script-thinks")
 
-    freed = scripted.run_prompt({"1": {"class_type": "ResidentFree", "inputs": {}}})
+    freed = scripted.run_prompt({"1": free()})
     run = scripted.run_prompt(graph("script-thinks", seed=fresh_seed()))
 
     assert "unloaded" in freed.outputs["1"]["text"][0]
@@ -213,7 +213,7 @@ def test_free_unloads_and_the_next_run_loads_again(scripted):
 
 
 def test_free_passes_its_value_on(scripted):
-    prompt = {**graph(seed=fresh_seed()), "4": {"class_type": "ResidentFree", "inputs": {"value": ["3", 0]}}}
+    prompt = {**graph(seed=fresh_seed()), "4": free(value=["3", 0])}
     prompt["5"] = {"class_type": "PreviewAny", "inputs": {"source": ["4", 0]}}
 
     run = scripted.run_prompt(prompt)
@@ -231,7 +231,7 @@ def test_an_interrupt_in_any_phase_leaves_the_next_run_as_it_was(scripted, phase
     num_hits = 0
     while num_hits < 15:
         if phase == "load":
-            scripted.run_prompt({"1": {"class_type": "ResidentFree", "inputs": {}}})
+            scripted.run_prompt({"1": free()})
         run = interrupted(scripted, graph("script-slow", seed=fresh_seed()), phase, chance.uniform(0, 0.5))
         if run.status != "interrupted" or run.of_type("resident.stream")[-1]["phase"] != phase:
             continue
