@@ -134,7 +134,9 @@ class Generation:
                         live.clear()
                         yield failed.index, FailedStep(error=error)
                     else:
-                        log.warning("%s: a forward pass of %d requests failed; each runs alone now", self.label, len(live))
+                        log.warning(
+                            "%s: a forward pass of %d requests failed; each runs alone now", self.label, len(live)
+                        )
                         is_alone = True
                         waiting.extendleft(reversed(live))
                         live.clear()
@@ -199,14 +201,18 @@ class Generation:
         if not one.is_prefilled:
             if decoded:
                 one.is_prefilled = True
-                yield one.index, PrefillStep(
-                    num_done=prompt_len, num_total=prompt_len, num_cached=self._cached(one, prompt_len)
+                yield (
+                    one.index,
+                    PrefillStep(num_done=prompt_len, num_total=prompt_len, num_cached=self._cached(one, prompt_len)),
                 )
             for result in results:
                 if result["stage"] == "prefill" and not decoded:
                     done = min(result["curr_progress"], prompt_len)
-                    yield one.index, PrefillStep(
-                        num_done=done, num_total=prompt_len, num_cached=min(done, self._cached(one, prompt_len))
+                    yield (
+                        one.index,
+                        PrefillStep(
+                            num_done=done, num_total=prompt_len, num_cached=min(done, self._cached(one, prompt_len))
+                        ),
                     )
         if not decoded and not one.fed:
             return None

@@ -78,7 +78,9 @@ def plan(spec: ModelSpec) -> Plan:
         raise ModelUnsupported(f"ExLlamaV2 has no KV cache {kv_cache!r}. Set kv_cache to {', '.join(CACHES)}.")
     head_dim = _head_dim(flat)
     if kv_cache != "fp16" and head_dim % 32:
-        raise ModelUnsupported(f"Heads of {head_dim} cannot be cached in {kv_cache}, which needs 32s. Use kv_cache fp16.")
+        raise ModelUnsupported(
+            f"Heads of {head_dim} cannot be cached in {kv_cache}, which needs 32s. Use kv_cache fp16."
+        )
     headers = read_headers(folder)
     return Plan(
         folder=folder,
