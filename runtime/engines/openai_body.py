@@ -42,8 +42,8 @@ def chat_body(work: Work, model: str, kind: str) -> dict[str, Any]:
     return body
 
 
-def native_body(work: Work) -> dict[str, Any]:
-    """For llama.cpp's own /completion, which takes ids and returns them."""
+def native_body(work: Work, context_len: int) -> dict[str, Any]:
+    """For llama.cpp's own /completion, which takes ids and returns them; penalties look back over the whole context."""
     sampling = work.sampling
     return {
         "prompt": list(work.encoded.token_ids or ()),
@@ -60,7 +60,7 @@ def native_body(work: Work) -> dict[str, Any]:
         "top_p": sampling.top_p,
         "min_p": sampling.min_p,
         "repeat_penalty": sampling.repetition_penalty,
-        "repeat_last_n": -1,
+        "repeat_last_n": context_len,
     }
 
 
