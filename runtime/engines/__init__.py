@@ -69,6 +69,14 @@ ENGINES: tuple[EngineRow, ...] = (
         install="pip install transformers",
     ),
     EngineRow(
+        name="llamacpp",
+        title="llama.cpp",
+        module="llamacpp",
+        formats=("gguf",),
+        why_unavailable=missing("xllamacpp", "aiohttp"),
+        install="pip install xllamacpp",
+    ),
+    EngineRow(
         name="openai",
         title="Server (OpenAI-compatible)",
         module="openai",
