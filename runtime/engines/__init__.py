@@ -11,6 +11,7 @@ from types import ModuleType
 from ..errors import EngineUnavailable
 from ..request import ModelSpec
 from ..telemetry import Bytes
+from . import exllamav2_install
 from .base import Footprint, Loader, Loading
 
 
@@ -50,6 +51,14 @@ ENGINES: tuple[EngineRow, ...] = (
         formats=("safetensors", "gguf"),
         why_unavailable=missing("torch", "transformers"),
         install="pip install transformers",
+    ),
+    EngineRow(
+        name="exllamav2",
+        title="ExLlamaV2",
+        module="exllamav2",
+        formats=("safetensors",),
+        why_unavailable=exllamav2_install.why_unavailable,
+        install="python -m runtime doctor",
     ),
     EngineRow(
         name="openai",

@@ -91,7 +91,7 @@ class ExLlamaV2Engine:
             attention=parts.attention.name,
             kv_cache=planned.kv_cache,
             capabilities=Capabilities(can_batch=parts.attention.is_paged, has_prefix_reuse=True),
-            warnings=tuple(parts.warnings),
+            patches=(parts.attention.hold.state.id,) if parts.attention.hold else (),
             details=details,
         )
 
@@ -140,7 +140,9 @@ class ExLlamaV2Engine:
         if not (Path(folder) / "adapter_config.json").is_file():
             raise ModelNotFound(f"{folder} is no LoRA: it has no adapter_config.json. Choose a PEFT folder.")
         if not (Path(folder) / "adapter_model.safetensors").is_file():
-            raise ModelUnsupported(f"{folder} has no adapter_model.safetensors; other formats may run code. Convert it.")
+            raise ModelUnsupported(
+                f"{folder} has no adapter_model.safetensors; other formats may run code. Convert it."
+            )
         return self._parts.sdk.package.ExLlamaV2Lora.from_directory(self._parts.model, folder, strength)
 
     def trim(self, num_bytes: int) -> int:

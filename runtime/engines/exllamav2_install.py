@@ -34,9 +34,7 @@ FIRST_TORCH_OF_CP313 = {"linux_x86_64": "2.5", "win_amd64": "2.6"}
 def here() -> wheels.Platform:
     """This Python, torch and CUDA, from metadata alone."""
     torch = _version("torch")
-    return wheels.Platform(
-        python=platform.python_version(), torch=torch, cuda=_torch_cuda(torch), system=_system_tag()
-    )
+    return wheels.Platform(python=platform.python_version(), torch=torch, cuda=_torch_cuda(torch), system=_system_tag())
 
 
 def _version(name: str) -> str | None:

@@ -134,7 +134,9 @@ class Generation:
                         live.clear()
                         yield failed.index, FailedStep(error=error)
                     else:
-                        log.warning("%s: a forward pass of %d requests failed; each runs alone now", self.label, len(live))
+                        log.warning(
+                            "%s: a forward pass of %d requests failed; each runs alone now", self.label, len(live)
+                        )
                         is_alone = True
                         waiting.extendleft(reversed(live))
                         live.clear()
@@ -185,7 +187,7 @@ class Generation:
     def _fault(self, one: Running) -> GenerationFailed:
         step = one.num_new + 1
         error = GenerationFailed(
-            f"{self.label}: {one.job.fault} at output token {step}. Try kv_cache fp16, or attention matmul."
+            f"{self.label}: {one.job.fault} at output token {step}. Try kv_cache fp16, or attention eager."
         )
         error.__cause__ = one.job.fault
         return error
@@ -199,14 +201,18 @@ class Generation:
         if not one.is_prefilled:
             if decoded:
                 one.is_prefilled = True
-                yield one.index, PrefillStep(
-                    num_done=prompt_len, num_total=prompt_len, num_cached=self._cached(one, prompt_len)
+                yield (
+                    one.index,
+                    PrefillStep(num_done=prompt_len, num_total=prompt_len, num_cached=self._cached(one, prompt_len)),
                 )
             for result in results:
                 if result["stage"] == "prefill" and not decoded:
                     done = min(result["curr_progress"], prompt_len)
-                    yield one.index, PrefillStep(
-                        num_done=done, num_total=prompt_len, num_cached=min(done, self._cached(one, prompt_len))
+                    yield (
+                        one.index,
+                        PrefillStep(
+                            num_done=done, num_total=prompt_len, num_cached=min(done, self._cached(one, prompt_len))
+                        ),
                     )
         if not decoded and not one.fed:
             return None

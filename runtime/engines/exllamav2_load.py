@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from ..models.repack import repack
 from ..models.safetensors_header import read_headers
 from ..request import ModelSpec
 from ..telemetry import Bytes, format_bytes
-from .exllamav2_attention import MATMUL, PAGE, Attention, choose, chunk_len, probe_causality
+from .exllamav2_attention import PAGE, SDPA, Attention, choose, chunk_len, probe_causality, without_flash
 from .exllamav2_sdk import Sdk, host_stream_kept, translate_errors
 
 log = logging.getLogger(__name__)
@@ -27,9 +27,9 @@ log = logging.getLogger(__name__)
 ARCHITECTURES = frozenset(
     f"{name}ForCausalLM"
     for name in (
-        "Cohere Cohere2 Gemma Gemma2 Glm4 Granite Llama MiniCPM Mistral Mixtral Orion Phi3 Qwen2 Qwen3 Qwen3Moe "
-        "Starcoder2 Yi"
-    ).split()
+        *("Cohere", "Cohere2", "Gemma", "Gemma2", "Glm4", "Granite", "Llama", "MiniCPM", "Mistral", "Mixtral"),
+        *("Orion", "Phi3", "Qwen2", "Qwen3", "Qwen3Moe", "Starcoder2", "Yi"),
+    )
 )
 """What 0.3.2 knows by name. It loads any other as Llama, with a printed warning."""
 
@@ -78,7 +78,9 @@ def plan(spec: ModelSpec) -> Plan:
         raise ModelUnsupported(f"ExLlamaV2 has no KV cache {kv_cache!r}. Set kv_cache to {', '.join(CACHES)}.")
     head_dim = _head_dim(flat)
     if kv_cache != "fp16" and head_dim % 32:
-        raise ModelUnsupported(f"Heads of {head_dim} cannot be cached in {kv_cache}, which needs 32s. Use kv_cache fp16.")
+        raise ModelUnsupported(
+            f"Heads of {head_dim} cannot be cached in {kv_cache}, which needs 32s. Use kv_cache fp16."
+        )
     headers = read_headers(folder)
     return Plan(
         folder=folder,
@@ -173,12 +175,13 @@ class Parts:
     config: Any
     chunk_len: int
     bytes: Bytes
-    warnings: list[str] = field(default_factory=list)
 
     def free(self) -> None:
         """Unload the model and drop every reference to device memory. Calling it again does nothing."""
         if self.model is not None:
             self.model.unload()
+        if self.attention.hold is not None:
+            self.attention.hold.close()
         self.model = self.cache = self.config = None
         gc.collect()
         if torch.cuda.is_available():
@@ -261,12 +264,10 @@ def _configure(sdk: Sdk, config: Any, planned: Plan, spec: ModelSpec, device: st
         device=device,
     )
     config.no_flash_attn = not attention.is_paged
-    config.no_sdpa = True
     config.arch_compat_overrides(quiet=True)
     if config.no_flash_attn and attention.is_paged:
-        attention = Attention(
-            name=MATMUL, is_paged=False, why_not_flash="this model needs what this flash-attn cannot do"
-        )
+        attention = without_flash(spec.attention, "this model needs what this flash-attn cannot do")
+    config.no_sdpa = attention.name != SDPA
     config.max_input_len = chunk_len(attention, num_heads=config.num_attention_heads, cache_len=planned.cache_len)
     return attention
 
