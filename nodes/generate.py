@@ -178,7 +178,7 @@ class Generate(io.ComfyNode):
         sampling: list[Sampling] | None = None,
     ) -> io.NodeOutput:
         items = items_of(llm, prompt, seed, max_tokens, sampling or [Sampling()], thinking_budget, on_cut_thinking)
-        with host.translated_errors():
+        with host.using(cls.hidden, llm), host.translated_errors():
             results = answer(items, host.live_text(cls.hidden, len(items)))
         texts = [result.text for result in results]
         thinking = [result.thinking_text for result in results]

@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from typing import Any, TypeVar
 
 import comfy.model_management
@@ -16,13 +16,15 @@ from comfy.comfy_types import IO
 from comfy_api.latest import io
 from server import PromptServer
 
-from ..runtime import Runtime, get
+from ..runtime import ModelSpec, Runtime, get
 from ..runtime.errors import OutOfMemory
 from ..runtime.events import Event
+from . import residency
+from .last_use import LastUse
 from .live import Live, Message
 
-HIDDEN = [io.Hidden.unique_id, io.Hidden.dynprompt]
-"""What a node must ask for so that its live text finds its way."""
+HIDDEN = [io.Hidden.unique_id, io.Hidden.dynprompt, io.Hidden.prompt]
+"""What a node must ask for so that its live text finds its way, and its model leaves after its last use."""
 
 ANY_TYPE: str = IO.ANY
 """The socket type that passes every link, in and out, on old hosts too."""
@@ -34,8 +36,25 @@ Answer = TypeVar("Answer")
 
 
 def runtime() -> Runtime:
-    """The process's runtime."""
-    return get()
+    """The process's runtime, under ComfyUI's memory ledger."""
+    return residency.enter(get())
+
+
+_last_use = LastUse(lambda spec: runtime().evict(spec))
+
+
+def begin_prompt() -> None:
+    """A node that is asked at the start of each prompt says so; models that were to leave by now leave."""
+    _last_use.begin(str(PromptServer.instance.last_prompt_id))
+
+
+@contextlib.contextmanager
+def using(hidden: Any, specs: Iterable[ModelSpec]) -> Iterator[None]:
+    """A block that generates; after it, or after the prompt's last one of a model, `when_idle` is done."""
+    try:
+        yield
+    finally:
+        _last_use.used(str(PromptServer.instance.last_prompt_id), hidden.prompt, hidden.unique_id, specs)
 
 
 def register_folders() -> None:
@@ -65,6 +84,11 @@ def devices() -> list[str]:
     xpu = [f"xpu:{index}" for index in range(torch.xpu.device_count())] if hasattr(torch, "xpu") else []
     mps = ["mps"] if torch.backends.mps.is_available() else []
     return ["auto", "cpu", *cuda, *xpu, *mps]
+
+
+def settle_device(name: str) -> str:
+    """ "auto" is ComfyUI's own device: with --cpu that is the CPU, even where there is a GPU."""
+    return "cpu" if name == "auto" and comfy.model_management.cpu_mode() else name
 
 
 def watch(events: Generator[Event, None, Answer], live: Live) -> Generator[Event, None, Answer]:

@@ -118,6 +118,18 @@ class LoadLLM(io.ComfyNode):
                     tooltip="After a run: keep the model loaded until the memory is needed, release it at once, or "
                     "put a server's model to sleep.",
                 ),
+                advanced(
+                    io.Float.Input(
+                        "host_copy_gb",
+                        default=-1,
+                        min=-1,
+                        max=4096,
+                        step=0.5,
+                        tooltip="System memory in GB that the weights may wait in when an image model needs the GPU; "
+                        "they come back from there much faster than from disk. -1 is a quarter of what is free, "
+                        "0 is off.",
+                    )
+                ),
             ],
             outputs=[
                 LLM.Output(
@@ -141,6 +153,7 @@ class LoadLLM(io.ComfyNode):
 
     @classmethod
     def fingerprint_inputs(cls, model: str | None = None, **_: Any) -> str:
+        host.begin_prompt()
         return models.revision(model_path(model)) if model else ""
 
     @classmethod
@@ -154,17 +167,19 @@ class LoadLLM(io.ComfyNode):
         context_len: int,
         kv_cache: str,
         when_idle: WhenIdle,
+        host_copy_gb: float,
     ) -> io.NodeOutput:
         path = model_path(model)
         spec = ModelSpec(
             model=path,
             revision=models.revision(path),
             engine=engine,
-            device=device,
+            device=host.settle_device(device),
             dtype=dtype,
             attention=attention,
             context_len=context_len or None,
             kv_cache=kv_cache,
             when_idle=when_idle,
+            host_copy_bytes=None if host_copy_gb < 0 else int(host_copy_gb * 1e9),
         )
         return io.NodeOutput(spec)

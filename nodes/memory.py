@@ -6,13 +6,59 @@ from typing import Any
 
 from comfy_api.latest import io
 
-from ..runtime import ModelSpec
+from ..runtime import ModelSpec, Runtime
+from ..runtime.device_memory import read
 from ..runtime.telemetry import format_bytes
 from . import host
 from .schema import schema
 from .types import LLM
 
 ANY = io.Custom(host.ANY_TYPE)
+
+
+class FreeMark:
+    """When models were last freed, in loads: a graph that is queued again unchanged frees only what was loaded since.
+
+    The fingerprint is the load counter. Freeing keeps the fingerprint that the running prompt began with valid,
+    so that the loads which the freeing has undone do not make the node run again.
+    """
+
+    def __init__(self) -> None:
+        self._num_loads = self._offered = self._kept = 0
+
+    def fingerprint(self, num_loads: int) -> int:
+        self._offered = self._kept if num_loads == self._num_loads else num_loads
+        return self._offered
+
+    def freed(self, num_loads: int) -> None:
+        self._num_loads, self._kept = num_loads, self._offered
+
+
+_mark = FreeMark()
+
+
+def free(runtime: Runtime, spec: ModelSpec | None, *, drop_host_copies: bool) -> str:
+    """Free one model or all; say in a sentence what the ledger and the device counted."""
+    there = [one for one in runtime.residents() if spec in (None, one.spec)]
+    devices = sorted({one.info.device for one in there if one.bytes.device} - {"cpu"})
+    before = {device: memory.free for device in devices if (memory := read(device))}
+    copies = sum(one.bytes.host_copy for one in there)
+    num_bytes = runtime.unload(spec) if drop_host_copies else runtime.evict(spec)
+    left = [one for one in runtime.residents() if spec in (None, one.spec)]
+    busy = [one.spec.model for one in left if one.bytes.device and one.is_busy]
+    num_freed = sum(bool(one.bytes.device) for one in there) - sum(bool(one.bytes.device) for one in left)
+    parts = [f"{num_freed} unloaded, {format_bytes(num_bytes)} freed"] if num_freed else []
+    for device, free_before in before.items():
+        if memory := read(device):
+            parts.append(f"{device} itself counts {format_bytes(memory.free - free_before)} more free")
+    waiting = sum(one.bytes.host_copy for one in left)
+    if waiting:
+        parts.append(f"{format_bytes(waiting)} wait in host memory")
+    elif copies:
+        parts.append(f"{format_bytes(copies)} of host memory freed")
+    if busy:
+        parts.append(f"still in use: {', '.join(busy)}")
+    return "; ".join(parts) or "nothing was loaded"
 
 
 class Free(io.ComfyNode):
@@ -23,8 +69,8 @@ class Free(io.ComfyNode):
         return schema(
             node_id="ResidentFree",
             display_name="Free LLM Memory",
-            description="Unload language models once the wired value is there. Usually not needed: a model steps "
-            "aside by itself when an image model needs the memory.",
+            description="Take language models off the GPU once the wired value is there. Usually not needed: a model "
+            "steps aside by itself when an image model needs the memory.",
             search_aliases=["unload", "vram", "free memory"],
             is_output_node=True,
             inputs=[
@@ -33,7 +79,13 @@ class Free(io.ComfyNode):
                     optional=True,
                     tooltip="Anything; it is passed on unchanged, and memory is freed once it is there.",
                 ),
-                LLM.Input("llm", optional=True, tooltip="Only this model is unloaded. Not wired: all of them."),
+                LLM.Input("llm", optional=True, tooltip="Only this model is freed. Not wired: all of them."),
+                io.Boolean.Input(
+                    "drop_host_copies",
+                    default=False,
+                    tooltip="Also free the copies of weights that wait in system memory for a quick return. Off: only "
+                    "GPU memory is freed.",
+                ),
             ],
             outputs=[
                 ANY.Output("passed_on", display_name="passed_on", tooltip="The wired value."),
@@ -42,15 +94,13 @@ class Free(io.ComfyNode):
         )
 
     @classmethod
-    def fingerprint_inputs(cls, **inputs: Any) -> float | str:
-        """Standing alone it runs each time; with a wired value it runs when that has changed."""
-        return "" if "value" in inputs else float("nan")
+    def fingerprint_inputs(cls, **_: Any) -> int:
+        """It runs again if a model was loaded since it ran, or if the wired value changed."""
+        return _mark.fingerprint(host.runtime().num_loads())
 
     @classmethod
-    def execute(cls, value: Any = None, llm: ModelSpec | None = None) -> io.NodeOutput:
+    def execute(cls, drop_host_copies: bool, value: Any = None, llm: ModelSpec | None = None) -> io.NodeOutput:
         runtime = host.runtime()
-        num_models = len(runtime.residents())
-        num_bytes = runtime.unload(llm)
-        num_models -= len(runtime.residents())
-        freed = f"{num_models} unloaded, {format_bytes(num_bytes)} freed" if num_models else "nothing was loaded"
+        freed = free(runtime, llm, drop_host_copies=drop_host_copies)
+        _mark.freed(runtime.num_loads())
         return io.NodeOutput(value, freed, ui={"text": [freed]})

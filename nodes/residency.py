@@ -11,14 +11,16 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import comfy.model_management as host_memory
-import torch
 
 from ..runtime import ModelSpec, Runtime
 from ..runtime.device_memory import read
 from ..runtime.telemetry import format_bytes
+
+if TYPE_CHECKING:
+    import torch
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +38,8 @@ class LedgerEntry:
     parent = None
 
     def __init__(self, runtime: Runtime, spec: ModelSpec, load_device: torch.device) -> None:
+        import torch
+
         self._runtime = runtime
         self._spec = spec
         self._full_bytes = 0
@@ -152,6 +156,8 @@ class ComfyRoom:
         entry = self.entry(spec)
         entry.expect(num_bytes)
         host_memory.load_models_gpu([entry])
+        if not entry.loaded_size():
+            host_memory.soft_empty_cache()  # what torch holds idle would look taken to an engine that looks itself
 
     def settle(self, spec: ModelSpec) -> None:
         """Mark the model as not in use, so that no sampler loads it along with its own models."""
@@ -178,6 +184,8 @@ class ComfyRoom:
 
 def load_device(spec: ModelSpec) -> torch.device:
     """Where the spec runs, with the device's index: the ledger compares devices by equality."""
+    import torch
+
     ours: torch.device = host_memory.get_torch_device()
     if spec.device == "auto" or (spec.device == ours.type and ours.index is not None):
         return ours

@@ -407,6 +407,40 @@ def test_a_server_sleeps_when_its_model_is_let_go_and_wakes_for_the_next_run(ser
     assert freed == 7_000
 
 
+class Ledger:
+    """A room that notes what it is asked."""
+
+    def __init__(self, order):
+        self.order = order
+
+    def reserve(self, spec, num_bytes):
+        self.order.append(f"reserve {num_bytes}")
+
+    def settle(self, spec):
+        pass
+
+    def release_cached(self):
+        pass
+
+    def can_free(self, spec):
+        return None
+
+
+def test_a_server_sleeps_when_others_need_the_card_and_wakes_once_there_is_room(server, spec):
+    order = []
+    server.routes |= vllm_that_sleeps(order)
+    the_spec, runtime = spec(when_idle="sleep", gpu_bytes=7_000), Runtime(room=Ledger(order))
+
+    list(runtime.generate(the_spec, [ask()]))
+    freed = runtime.evict(the_spec)
+    held_asleep = runtime.device_bytes(the_spec)
+    list(runtime.generate(the_spec, [ask()]))
+
+    assert order == ["reserve 0", "reserve 7000", "generate", "sleep", "reserve 7000", "wake", "generate"]
+    assert (freed, held_asleep, runtime.device_bytes(the_spec)) == (7_000, 0, 7_000)
+    runtime.close()
+
+
 def test_a_server_without_sleep_warns_and_works(server, spec):
     server.routes[CHAT] = good("x")
 
