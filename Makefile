@@ -4,11 +4,12 @@
 #   make test       everything: units, the real server, the real browser
 #   make test-fast  the units
 #   make check      format, lint, types, docs in step
+#   make docs       write what the documents take from the code
 #   make gpu        the tests that need a GPU, with the python that has torch there
 # Settings: PYTHON (which Python to use), ARGS (more arguments for pytest or the tool), COMFYUI_PATH (another ComfyUI),
 # CHROMIUM (another browser).
 
-.PHONY: run serve venv venv-test model test test-fast test-slow test-compat check gpu bench clean
+.PHONY: run serve venv venv-test model test test-fast test-slow test-compat check docs gpu bench clean
 .DEFAULT_GOAL := run
 
 PY := .venv/bin/python
@@ -47,10 +48,13 @@ check: venv-test
 	@$(PY) -m ruff format --check .
 	@$(PY) -m ruff check .
 	@$(PY) -m tools.check_types
-	@$(PY) tools/docs.py --check
+	@$(PY) -m tools.docs --check
 
 gpu:
 	@$(or $(PYTHON),python3) -m pytest -m gpu -rs $(ARGS)
+
+docs: venv
+	@$(PY) -m tools.docs
 
 bench: model
 	@$(PY) -m tools.bench $(ARGS)

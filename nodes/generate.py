@@ -148,10 +148,18 @@ class Generate(io.ComfyNode):
                 ),
             ],
             outputs=[
-                io.String.Output("text", is_output_list=True, tooltip="The answer, without its thinking."),
-                io.String.Output("thinking_text", is_output_list=True, tooltip="What the model thought, if it did."),
+                io.String.Output(
+                    "text", display_name="text", is_output_list=True, tooltip="The answer, without its thinking."
+                ),
+                io.String.Output(
+                    "thinking_text",
+                    display_name="thinking_text",
+                    is_output_list=True,
+                    tooltip="What the model thought, if it did.",
+                ),
                 io.String.Output(
                     "report",
+                    display_name="report",
                     is_output_list=True,
                     tooltip="JSON: why it ended, tokens, latencies, engine, memory, warnings.",
                 ),

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import comfy.model_management
 import comfy.utils
 import folder_paths
+from comfy.comfy_types import IO
 from comfy_api.latest import io
 from server import PromptServer
 
@@ -25,8 +26,10 @@ from .live import Live, Message
 HIDDEN = [io.Hidden.unique_id, io.Hidden.dynprompt, io.Hidden.prompt]
 """What a node must ask for so that its live text finds its way, and its model leaves after its last use."""
 
+ANY_TYPE: str = IO.ANY
+"""The socket type that passes every link, in and out, on old hosts too."""
+
 STREAM_EVENT = "resident.stream"
-STATUS_GAP_S = 0.2
 BAR_GAP_S = 0.1
 
 Answer = TypeVar("Answer")
@@ -138,10 +141,13 @@ class _Browser:
         workflow = (hidden.extra_pnginfo or {}).get("workflow") or {}
         self._workflow = workflow.get("id")
         self._bar = comfy.utils.ProgressBar(1, node_id=hidden.unique_id)
-        self._status_at = self._bar_at = float("-inf")
+        self._bar_at = float("-inf")
 
     def send(self, message: Message, live: Live) -> None:
-        """One message of live text, and now and then a status and a progress bar for those without our page."""
+        """One message of live text, and now and then a step of the progress bar.
+
+        ComfyUI's own progress text is left alone: its page keeps that in the saved workflow.
+        """
         socket = self._server.sockets.get(self._client)
         messages = [message]
         if socket is not self._socket:  # the page was loaded anew: it has lost what was sent before
@@ -151,9 +157,6 @@ class _Browser:
             data = {"prompt_id": self._prompt_id, "node": self._node, "workflow": self._workflow, **one}
             self._server.send_sync(STREAM_EVENT, data, self._client)
         now = time.monotonic()
-        if now - self._status_at >= STATUS_GAP_S:
-            self._status_at = now
-            self._server.send_progress_text(live.status, self._node, self._client)
         if live.progress is not None and now - self._bar_at >= BAR_GAP_S:
             self._bar_at = now
             self._bar.update_absolute(*live.progress)

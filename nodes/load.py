@@ -131,7 +131,13 @@ class LoadLLM(io.ComfyNode):
                     )
                 ),
             ],
-            outputs=[LLM.Output("llm", tooltip="The choice of model, for Generate Text. It costs nothing to pass on.")],
+            outputs=[
+                LLM.Output(
+                    "llm",
+                    display_name="llm",
+                    tooltip="The choice of model, for Generate Text. It costs nothing to pass on.",
+                )
+            ],
         )
 
     @classmethod

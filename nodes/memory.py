@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from comfy.comfy_types import IO
 from comfy_api.latest import io
 
 from ..runtime import ModelSpec, Runtime
@@ -14,7 +13,7 @@ from . import host
 from .schema import schema
 from .types import LLM
 
-ANY = io.Custom(IO.ANY)
+ANY = io.Custom(host.ANY_TYPE)
 
 
 class FreeMark:
@@ -89,8 +88,8 @@ class Free(io.ComfyNode):
                 ),
             ],
             outputs=[
-                ANY.Output("passed_on", tooltip="The wired value."),
-                io.String.Output("freed", tooltip="What was freed, in a sentence."),
+                ANY.Output("passed_on", display_name="passed_on", tooltip="The wired value."),
+                io.String.Output("freed", display_name="freed", tooltip="What was freed, in a sentence."),
             ],
         )
 

@@ -37,7 +37,7 @@ class LLMPrompt(io.ComfyNode):
                     tooltip="The user message. Braces and brackets are passed on as typed.",
                 ),
             ],
-            outputs=[PROMPT.Output("prompt", tooltip="The messages, for Generate Text.")],
+            outputs=[PROMPT.Output("prompt", display_name="prompt", tooltip="The messages, for Generate Text.")],
         )
 
     @classmethod

@@ -60,7 +60,7 @@ class LLMSampling(io.ComfyNode):
                     tooltip="Above 1 makes tokens of the prompt and the answer less likely to come again. 1 is off.",
                 ),
             ],
-            outputs=[SAMPLING.Output("sampling", tooltip="The settings, for Generate Text.")],
+            outputs=[SAMPLING.Output("sampling", display_name="sampling", tooltip="The settings, for Generate Text.")],
         )
 
     @classmethod

@@ -110,6 +110,8 @@ class Runtime:
             check_fits(slot.spec, slot.computed, self.room)
             self.room.reserve(slot.spec, slot.full_bytes)
             slot.engine = engine = yield from self._load(slot.spec)
+            if engine.info.capabilities.is_remote and engine.bytes.device:
+                self.room.reserve(slot.spec, engine.bytes.device)  # a server holds its bytes already: others now know
         slot.num_loads += 1
         slot.load_s = clock() - began
         slot.full_bytes = engine.bytes.device

@@ -7,12 +7,14 @@ safetensors: of the forms that run everywhere, the one whose greedy text can be 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from tools.environment import check_disk, pip
 from tools.fault import Fault, told
@@ -63,6 +65,21 @@ def convert(gguf: Path, folder: Path) -> None:
     )
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
+    make_portable(folder)
+
+
+def make_portable(folder: Path) -> None:
+    """Spell a folder that transformers 5 wrote so that 4.57 reads it the same, as published models do.
+
+    4.57 takes the RoPE base from its own key alone, silently 10000 without it, and knows no TokenizersBackend.
+    """
+    _update(folder / "config.json", lambda config: {"rope_theta": config["rope_parameters"]["rope_theta"]})
+    _update(folder / "tokenizer_config.json", lambda _: {"tokenizer_class": "PreTrainedTokenizerFast"})
+
+
+def _update(path: Path, changes: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    content = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**content, **changes(content)}, indent=2) + "\n", encoding="utf-8")
 
 
 def make_model(

@@ -184,7 +184,7 @@ export class StreamView {
       head,
       this.body,
     );
-    this.element.className = "resident-stream";
+    this.element.className = "resident-stream widget-expands"; // the second is the Vue renderer's: take what height is left
     this.body.className = "resident-stream-body";
     this.status.className = "resident-stream-status";
     for (const kind of ["pointerdown", "keydown"]) {

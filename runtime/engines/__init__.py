@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 
-from ..errors import EngineUnavailable
+from ..errors import EngineUnavailable, ModelUnsupported
+from ..models.info import ModelInfo, read_model
 from ..request import ModelSpec
 from ..telemetry import Bytes
 from .base import Footprint, Loader, Loading
@@ -26,12 +27,19 @@ def missing(*packages: str) -> Callable[[], str | None]:
     return why
 
 
+def anything(info: ModelInfo) -> str | None:
+    """A check that has nothing against any model of the engine's formats."""
+    return None
+
+
 @dataclass(frozen=True, kw_only=True)
 class EngineRow:
     """One engine.
 
+    formats:         what it reads; empty where a server, or a script, has the model
     why_unavailable: None where it can run, else the reason, without importing anything heavy
     install:         one line that would bring it
+    why_unsupported: None where it can run this model of one of its formats, else the reason
     """
 
     name: str
@@ -40,6 +48,15 @@ class EngineRow:
     formats: tuple[str, ...]
     why_unavailable: Callable[[], str | None]
     install: str
+    why_unsupported: Callable[[ModelInfo], str | None] = anything
+
+    def why_not(self, info: ModelInfo) -> str | None:
+        """Why this engine cannot run this model on this machine; None if nothing speaks against it."""
+        if not self.formats:
+            return "it does not read model files"
+        if info.format not in self.formats:
+            return f"it reads {' and '.join(self.formats)}, and this is {info.format}"
+        return self.why_unsupported(info) or self.why_unavailable()
 
 
 ENGINES: tuple[EngineRow, ...] = (
@@ -50,6 +67,14 @@ ENGINES: tuple[EngineRow, ...] = (
         formats=("safetensors", "gguf"),
         why_unavailable=missing("torch", "transformers"),
         install="pip install transformers",
+    ),
+    EngineRow(
+        name="openai",
+        title="Server (OpenAI-compatible)",
+        module="openai",
+        formats=(),
+        why_unavailable=missing("aiohttp"),
+        install="pip install aiohttp",
     ),
     EngineRow(
         name="scripted",
@@ -71,9 +96,25 @@ def row(name: str) -> EngineRow:
     raise EngineUnavailable(f"There is no engine {name!r}. Engines are: {names}.")
 
 
+def choose(spec: ModelSpec) -> EngineRow:
+    """The row that a spec names; for "auto" the first of the table that can run the model on this machine.
+
+    Raises ModelUnsupported with each engine's reason if none can.
+    """
+    if spec.engine != "auto":
+        return row(spec.engine)
+    info = read_model(spec.model)
+    reasons = {one.name: one.why_not(info) for one in ENGINES if one.formats}
+    for name, reason in reasons.items():
+        if reason is None:
+            return row(name)
+    told = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+    raise ModelUnsupported(f"No engine can run {spec.model} here. {told}. Install one of them, or use a server.")
+
+
 def _module(spec: ModelSpec) -> ModuleType:
     """The module of a spec's engine; the import of the engine's SDK happens here."""
-    one = row(spec.engine)
+    one = choose(spec)
     if reason := one.why_unavailable():
         raise EngineUnavailable(f"{one.title} cannot run here: {reason}. Try: {one.install}")
     return importlib.import_module(f".{one.module}", __package__)

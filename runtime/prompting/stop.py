@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 
@@ -45,3 +46,16 @@ def _overlap(text: str, stop: str) -> int:
         if text.endswith(stop[:length]):
             return length
     return 0
+
+
+_ESCAPES = {"\\n": "\n", "\\t": "\t", "\\\\": "\\"}
+
+
+def parse_stop_strings(text: str) -> tuple[str, ...]:
+    r"""Stop strings as a user types them: one a line, with the escapes \n, \t and \\; empty lines count for nothing.
+
+    >>> parse_stop_strings("###\n\\n\\nUser:\n")
+    ('###', '\n\nUser:')
+    """
+    lines = (line.rstrip("\r") for line in text.split("\n"))
+    return tuple(re.sub(r"\\[nt\\]", lambda escape: _ESCAPES[escape.group()], line) for line in lines if line)

@@ -1,0 +1,95 @@
+"""What a spec comes to on this machine, decided before anything is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ..errors import ModelUnsupported, OutOfMemory
+from ..models import footprint as counted
+from ..models.info import ModelInfo, read_model
+from ..request import ModelSpec
+from ..telemetry import Bytes, format_bytes
+from .torch_device import DTYPES, LONG_NAMES, free_bytes, name_of, pick_device, pick_dtype
+
+DEFAULT_CONTEXT_LEN = 32768
+"""Context where the spec names none and the model allows more: a cache for all of it could fill the card."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A load, settled."""
+
+    model: ModelInfo
+    device: torch.device
+    dtype: torch.dtype
+    kv_dtype: torch.dtype
+    context_len: int
+    bytes: Bytes
+    warnings: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return Path(self.model.path).name
+
+
+def plan(spec: ModelSpec) -> Plan:
+    """Read the headers and settle device, types and context; raises a sentence for what cannot be."""
+    info = read_model(spec.model)
+    device = pick_device(spec.device)
+    dtype, warning = pick_dtype(spec.dtype, info.dtype, device)
+    kv_dtype = _kv_dtype(spec.kv_cache, dtype)
+    context_len = _context_len(spec.context_len, info)
+    num_bytes = counted.footprint(info, context_len=context_len, dtype=name_of(dtype), kv_dtype=name_of(kv_dtype))
+    return Plan(
+        model=info,
+        device=device,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        context_len=context_len,
+        bytes=num_bytes,
+        warnings=(warning,) if warning else (),
+    )
+
+
+def _kv_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
+    name = LONG_NAMES.get(name, name)
+    if name == "auto":
+        return dtype
+    if name not in DTYPES:
+        raise ModelUnsupported(
+            f"kv_cache {name!r} is not for the transformers engine, which has auto, {', '.join(DTYPES)}. "
+            "A quantised KV cache needs the engine exllamav2, exllamav3 or llamacpp."
+        )
+    return DTYPES[name]
+
+
+def _context_len(wanted: int | None, info: ModelInfo) -> int:
+    limit = info.context_len
+    if wanted is None:
+        return min(limit or DEFAULT_CONTEXT_LEN, DEFAULT_CONTEXT_LEN)
+    if limit is not None and wanted > limit:
+        raise ModelUnsupported(
+            f"context_len {wanted} is {wanted - limit} over the {limit} positions that {Path(info.path).name} was made "
+            f"for by its config. Set context_len to {limit} or less, or leave it out."
+        )
+    return wanted
+
+
+def check_memory(plan: Plan) -> None:
+    """Raise OutOfMemory with the numbers if weights and cache cannot fit what is free now."""
+    free = free_bytes(plan.device)
+    if free is None or plan.bytes.device <= free:
+        return
+    what = "dequantised weights" if plan.model.format == "gguf" else "weights"
+    other = (
+        "choose a smaller model, or run this file with llama.cpp, which keeps it packed"
+        if plan.model.format == "gguf"
+        else "choose a smaller or 4-bit model, a smaller context_len, or a server"
+    )
+    raise OutOfMemory(
+        f"{plan.name} needs {format_bytes(plan.bytes.weights)} of {what} + {format_bytes(plan.bytes.kv_cache)} KV "
+        f"cache for {plan.context_len} tokens; {format_bytes(free)} are free on {plan.device}. To fit, {other}."
+    )

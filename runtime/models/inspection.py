@@ -1,0 +1,102 @@
+"""What `inspect` tells of a model: a list of inspections, each from headers, config and tokenizer alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from ..engines import ENGINES
+from ..errors import ResidentError
+from ..request import Prompt
+from .info import ModelInfo, read_model
+
+Facts = dict[str, object]
+
+KV_BITS = {"fp16": 16.0, "q8": 8.5, "q6": 6.5, "q4": 4.5}
+"""Bits that one cached value takes, scales included."""
+
+
+def inspect(path: str) -> dict[str, Facts]:
+    """All facts about the model at `path`, by inspection; JSON values only. Raises what `read_model` raises."""
+    info = read_model(path)
+    return {name: look(info) for name, look in INSPECTIONS.items()}
+
+
+def model(info: ModelInfo) -> Facts:
+    """What it is."""
+    return {
+        "path": info.path,
+        "format": info.format,
+        "architecture": info.architecture,
+        "model_type": info.model_type,
+        "dtype": info.dtype or None,
+        "quant_method": info.quant_method,
+        "context_len": info.context_len,
+        "num_layers": info.num_layers,
+        "vocab_size": info.vocab_size,
+    }
+
+
+def weights(info: ModelInfo) -> Facts:
+    """Its bytes as stored, by the type of the tensors."""
+    by_dtype: Counter[str] = Counter()
+    for header in info.tensors.values():
+        by_dtype[header.dtype] += header.nbytes
+    return {
+        "num_tensors": len(info.tensors),
+        "weights_bytes": info.weights_bytes,
+        "bytes_by_dtype": dict(by_dtype.most_common()),
+    }
+
+
+def kv_cache(info: ModelInfo) -> Facts:
+    """What a token costs in the KV cache, by precision, and the fp32 state of a sequence, whatever its length."""
+    kv = info.kv
+    per_token = {name: round(kv.elements_per_token * bits / 8) for name, bits in KV_BITS.items()}
+    full = {name: num_bytes * info.context_len for name, num_bytes in per_token.items()} if info.context_len else None
+    return {
+        "num_layers": kv.num_layers,
+        "num_heads": kv.num_heads,
+        "key_dim": kv.key_dim,
+        "value_dim": kv.value_dim,
+        "bytes_per_token": per_token,
+        "bytes_at_full_context": full,
+        "state_bytes": 4 * (kv.state_elements + kv.conv_elements),
+    }
+
+
+def tokenizer(info: ModelInfo) -> Facts:
+    """Its tokenizer and chat template: whether a message can be encoded, and what ends an answer."""
+    from ..prompting.prompter import Prompter
+
+    try:
+        prompter = Prompter.load(info.path)
+        encoded = prompter.encode(Prompt.of("Hello"))
+    except ResidentError as error:
+        return {"fault": str(error)}
+    except ImportError as error:
+        return {"fault": f"the package {error.name} is not installed"}
+    return {
+        "fault": None,
+        "num_ids": prompter.vocab_size,
+        "fits_head": prompter.vocab_size <= info.vocab_size,
+        "stop": [{"id": one.id, "text": one.text, "source": one.source} for one in encoded.stop],
+        "thinking_tags": None
+        if encoded.reasoning is None
+        else [encoded.reasoning.open_tag, encoded.reasoning.close_tag],
+        "example": encoded.text,
+    }
+
+
+def engines(info: ModelInfo) -> Facts:
+    """Why each engine that reads model files cannot run it here; None for those that can."""
+    return {row.name: row.why_not(info) for row in ENGINES if row.formats}
+
+
+INSPECTIONS: dict[str, Callable[[ModelInfo], Facts]] = {
+    "model": model,
+    "weights": weights,
+    "kv_cache": kv_cache,
+    "tokenizer": tokenizer,
+    "engines": engines,
+}

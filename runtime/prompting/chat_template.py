@@ -1,0 +1,143 @@
+"""Chat templates: render messages with a model's own rule, in a sandbox, with what transformers gives to templates."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jinja2
+import jinja2.exceptions
+import jinja2.ext
+import jinja2.meta
+import jinja2.nodes
+import jinja2.parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from ..errors import TemplateFailed
+from ..request import Option
+
+BUILT_IN = Path(__file__).with_name("templates")
+
+Messages = Sequence[tuple[str, str]]
+"""(role, text) of each turn."""
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}` marks what the model wrote, for training; here its body is rendered as it stands."""
+
+    tags = {"generation"}  # noqa: RUF012  (Jinja reads it from the class)
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.Scope(body, lineno=line)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON without the HTML escapes of Jinja's own filter."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
+    return environment
+
+
+class ChatTemplate:
+    """One template, compiled.
+
+    variables: the names that it reads and does not set itself, such as `enable_thinking`
+    """
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        environment = _environment()
+        try:
+            self.variables = jinja2.meta.find_undeclared_variables(environment.parse(source))
+            self._template = environment.from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise TemplateFailed(
+                f"The chat template cannot be read: {error.message} (line {error.lineno}). Correct it, or choose "
+                f"another one: {choices()}."
+            ) from error
+        self.source = source
+        self._special_tokens = dict(special_tokens)
+
+    def render(self, messages: Messages, options: Mapping[str, Option], *, add_generation_prompt: bool = True) -> str:
+        """The prompt as text, control tokens included; raises TemplateFailed with the template's own words."""
+        variables: dict[str, Any] = {"tools": None, "documents": None, **self._special_tokens, **options}
+        variables["messages"] = [{"role": role, "content": text} for role, text in messages]
+        variables["add_generation_prompt"] = add_generation_prompt
+        try:
+            return self._template.render(variables)
+        except jinja2.exceptions.SecurityError as error:
+            raise TemplateFailed(
+                f"The chat template does something that is not safe, so it was stopped: {error} Choose another "
+                f"one: {choices()}."
+            ) from error
+        except Exception as error:  # the template is foreign code: whatever it raises is its own fault
+            raise TemplateFailed(
+                f"The chat template refuses these messages: {str(error) or type(error).__name__}. Change the messages, "
+                f"or choose another template: {choices()}."
+            ) from error
+
+
+def built_in_names() -> tuple[str, ...]:
+    """The names of the built-in rules, sorted."""
+    return tuple(sorted(path.stem for path in BUILT_IN.glob("*.jinja")))
+
+
+def choices() -> str:
+    """What a user can set `template` to, for error messages."""
+    return f"one of the built-in rules ({', '.join(built_in_names())}), or the text of a Jinja template"
+
+
+def resolve(wanted: str | None, own: Mapping[str, str]) -> str:
+    """The source of the template to use; raises TemplateFailed with the choices.
+
+    wanted: a name or the text of a template; None for the model's own
+    own:    the model's templates by name; the main one is "default"
+    """
+    if wanted is None:
+        if "default" in own:
+            return own["default"]
+        if len(own) == 1:
+            return next(iter(own.values()))
+        named = f", one of its own ({', '.join(sorted(own))})" if own else ""
+        problem = "has several chat templates and none is the default" if own else "has no chat template"
+        raise TemplateFailed(f"This model {problem}. Set `template` in LLM Prompt to {choices()}{named}.")
+    if wanted in own:
+        return own[wanted]
+    if wanted in built_in_names():
+        return (BUILT_IN / f"{wanted}.jinja").read_text(encoding="utf-8")
+    if "{{" in wanted or "{%" in wanted:
+        return wanted
+    raise TemplateFailed(f"There is no chat template {wanted!r}. Set `template` to {choices()}.")
+
+
+def end_of_turn(render: Callable[..., str]) -> str:
+    """The text that the template puts behind an assistant's turn; empty where it cannot be told."""
+    answer = "\ue000answer\ue001"
+    try:
+        text = render([("user", "Hello."), ("assistant", answer)], {}, add_generation_prompt=False)
+    except TemplateFailed:
+        return ""
+    _, found, after = text.rpartition(answer)
+    return after if found else ""

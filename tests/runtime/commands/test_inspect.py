@@ -1,0 +1,92 @@
+import json
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from runtime.models.inspection import INSPECTIONS, inspect
+
+ROOT = Path(__file__).parents[3]
+QWEN35_27B = {
+    "architectures": ["Qwen3_5ForConditionalGeneration"],
+    "model_type": "qwen3_5",
+    "text_config": {
+        "model_type": "qwen3_5_text", "num_hidden_layers": 64, "full_attention_interval": 4, "hidden_size": 5120,
+        "num_attention_heads": 24, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 248320,
+        "max_position_embeddings": 262144, "linear_num_key_heads": 16, "linear_num_value_heads": 48,
+        "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "dtype": "bfloat16",
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
+    },
+}  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A model folder with one small tensor and no tokenizer; its config is Qwen3.5-27B's."""
+    (tmp_path / "config.json").write_text(json.dumps(QWEN35_27B))
+    header = json.dumps({"w": {"dtype": "F16", "shape": [4], "data_offsets": [0, 8]}}).encode()
+    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(8))
+    return tmp_path
+
+
+def run(*words):
+    command = [sys.executable, "-m", "runtime", "inspect", *map(str, words)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+
+
+def test_a_hybrid_counts_only_its_full_attention_layers(folder):
+    facts = inspect(str(folder))
+
+    assert facts["kv_cache"]["num_layers"] == 16
+    assert facts["kv_cache"]["bytes_per_token"] == {"fp16": 65536, "q8": 34816, "q6": 26624, "q4": 18432}
+    assert facts["kv_cache"]["state_bytes"] > 48 * 48 * 128 * 128 * 4
+    assert facts["model"]["context_len"] == 262144
+
+
+def test_the_lines_name_sizes_and_what_speaks_against_each_engine(folder):
+    done = run(folder)
+
+    assert done.returncode == 0, done.stderr
+    assert "fp16  65536 bytes a token, 17.2 GB at full context" in done.stdout
+    assert "8 bytes in 1 tensors: F16 8 bytes" in done.stdout
+    assert "engines        transformers  yes" in done.stdout or "transformers  no: " in done.stdout
+
+
+def test_a_missing_tokenizer_is_a_fact_not_a_failure(folder):
+    assert inspect(str(folder))["tokenizer"]["fault"]
+
+
+def test_json_has_every_inspection(folder):
+    assert list(json.loads(run(folder, "--json").stdout)) == list(INSPECTIONS)
+
+
+@pytest.mark.parametrize("name", ["gone", "empty"])
+def test_what_is_no_model_is_a_sentence_and_exit_code_1(tmp_path, name):
+    (tmp_path / "empty").mkdir()
+
+    done = run(tmp_path / name)
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.count("\n") == 1 and name in done.stderr
+
+
+def test_a_real_model_is_described_with_its_stop_token(model_path):
+    pytest.importorskip("transformers")
+
+    facts = inspect(str(model_path))
+
+    assert facts["model"]["architecture"] == "LlamaForCausalLM"
+    assert facts["kv_cache"]["bytes_per_token"]["fp16"] == 30 * 3 * 64 * 2 * 2
+    assert (2, "<|im_end|>") in [(one["id"], one["text"]) for one in facts["tokenizer"]["stop"]]
+    assert facts["tokenizer"]["fits_head"]
+    assert facts["tokenizer"]["example"].endswith("<|im_start|>assistant\n")
+    assert facts["engines"]["transformers"] is None
+
+
+def test_a_gguf_file_is_described_from_its_own_metadata(gguf_path):
+    facts = inspect(str(gguf_path))
+
+    assert (facts["model"]["format"], facts["model"]["context_len"]) == ("gguf", 8192)
+    assert facts["weights"]["bytes_by_dtype"].keys() >= {"Q4_1", "F32"}
