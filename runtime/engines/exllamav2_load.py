@@ -26,25 +26,10 @@ log = logging.getLogger(__name__)
 
 ARCHITECTURES = frozenset(
     f"{name}ForCausalLM"
-    for name in [
-        "Cohere",
-        "Cohere2",
-        "Gemma",
-        "Gemma2",
-        "Glm4",
-        "Granite",
-        "Llama",
-        "MiniCPM",
-        "Mistral",
-        "Mixtral",
-        "Orion",
-        "Phi3",
-        "Qwen2",
-        "Qwen3",
-        "Qwen3Moe",
-        "Starcoder2",
-        "Yi",
-    ]
+    for name in (
+        "Cohere Cohere2 Gemma Gemma2 Glm4 Granite Llama MiniCPM Mistral Mixtral Orion Phi3 Qwen2 Qwen3 Qwen3Moe "
+        "Starcoder2 Yi"
+    ).split()
 )
 """What 0.3.2 knows by name. It loads any other as Llama, with a printed warning."""
 
