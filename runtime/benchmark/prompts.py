@@ -16,7 +16,7 @@ light river stone quiet forest window morning silver garden shadow winter harbou
 lantern meadow distant paper marble orchard thunder gentle ivory market bridge feather crimson
 valley candle northern ocean painted hollow amber mountain glass slender autumn mirror tower golden
 station misty ribbon ancient cedar
-""".split()  # noqa: SIM905
+""".split()
 FILLERS = (" a", " I", ".", " the", ",", "\n", " x", "-")
 SALT_LENGTH = 4
 

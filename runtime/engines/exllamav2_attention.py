@@ -98,7 +98,8 @@ def _exact(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> t
     scores = queries.float().transpose(0, 1) @ keys.transpose(1, 2) * queries.shape[-1] ** -0.5
     hidden = torch.ones(scores.shape[1:], dtype=torch.bool, device=scores.device)
     scores = scores.masked_fill(hidden.triu(scores.shape[2] - scores.shape[1] + 1), -math.inf)
-    return (scores.softmax(dim=-1) @ values).transpose(0, 1)
+    exact: torch.Tensor = scores.softmax(dim=-1) @ values
+    return exact.transpose(0, 1)
 
 
 def chunk_len(attention: Attention, *, num_heads: int, cache_len: int) -> int:
