@@ -33,8 +33,6 @@ from bench.synthetic_llm import TINY, Shape, write
 ROOT = Path(__file__).resolve().parents[1]
 GB = 1_000_000_000
 TOLERANCE_BYTES = 300_000_000
-DIFFUSION_BYTES = 8 * GB
-LEFT_FREE_BYTES = 3 * GB
 PREFIXES = (2048, 8192, 32768)
 NUM_CYCLES = 50
 
@@ -115,7 +113,7 @@ class Bench:
         self.events = pack_module("runtime.events")
         self.runtime = pack_module("nodes.residency").enter(self.pack.Runtime())
         self.results: dict[str, Any] = {"is_tiny": args.tiny}
-        self.diffusion = TorchModel(1000 if args.tiny else DIFFUSION_BYTES, self.device)
+        self.diffusion = TorchModel(1000 if args.tiny else int(args.diffusion_gb * GB), self.device)
 
     def left_s(self) -> float:
         return float(self.args.budget_s - (time.perf_counter() - self.began))
@@ -126,13 +124,14 @@ class Bench:
         print(f"[{time.perf_counter() - self.began:6.1f} s] {name}: {json.dumps(value)}", flush=True)
         (Path(self.args.out) / "residency.json").write_text(json.dumps(self.results, indent=1) + "\n")
 
-    def free(self) -> int:
-        """Free bytes by the device's own count, after all cached memory went back."""
-        gc.collect()
+    def free(self, *, is_as_it_is: bool = False) -> int:
+        """Free bytes by the device's own count, after all cached memory went back unless it is to be left as it is."""
         if self.device.type == "cpu":
             return 0
         torch.cuda.synchronize()
-        torch.cuda.empty_cache()
+        if not is_as_it_is:
+            gc.collect()
+            torch.cuda.empty_cache()
         return int(torch.cuda.mem_get_info(self.device)[0])
 
     def spec(self, **fields: Any) -> Any:
@@ -274,10 +273,10 @@ def decoding_allocates_nothing(bench: Bench) -> None:
 
 
 def ballast(bench: Bench) -> torch.Tensor | None:
-    """Fill the card but for a little, so that the diffusion model needs the LLM's room."""
+    """Fill the card but for a little, so that the diffusion model needs the LLM's room and no other."""
     if bench.device.type == "cpu":
         return None
-    size = bench.free() - LEFT_FREE_BYTES
+    size = bench.free() - int(bench.args.left_free_gb * GB)
     return torch.empty(max(0, size), dtype=torch.uint8, device=bench.device)
 
 
@@ -287,8 +286,8 @@ def evict_and_return(bench: Bench, name: str) -> None:
     free_before = bench.free()
     evict_s = bench.need_room()
     left = bench.held()
-    [copies] = [sum(one.bytes.host_copy for one in bench.runtime.residents())]
-    free_with_diffusion = bench.free()
+    copies = sum(one.bytes.host_copy for one in bench.runtime.residents())
+    free_with_diffusion = bench.free(is_as_it_is=True)
     text, _, return_s = bench.generate("hello " * 20, 32)
     diffusion = bench.diffusion.size if bench.device.type == "cuda" else 0
     bench.record(
@@ -332,7 +331,7 @@ def everything_gone(bench: Bench) -> None:
     """After unloading, the device has what it had before the first load."""
     bench.runtime.unload()
     bench.host.unload_all_models()
-    missing = bench.results["free_before"] - bench.free()
+    missing = bench.results["free_before"] - bench.free(is_as_it_is=True)
     bench.record("after_unload", {"missing_bytes": missing, "is_within_300_mb": missing <= TOLERANCE_BYTES})
 
 
@@ -410,15 +409,20 @@ def run(bench: Bench) -> None:
     everything_gone(bench)
 
 
-def main() -> int:
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--comfy", required=True, help="folder that holds comfy/model_management.py")
     parser.add_argument("--out", required=True, help="folder for residency.json")
     parser.add_argument("--model", default=str(Path(tempfile.gettempdir()) / "synthetic-llm"), help="made if missing")
     parser.add_argument("--budget-s", type=float, default=480, help="seconds; later steps are shortened to keep it")
+    parser.add_argument("--diffusion-gb", type=float, default=8, help="what ComfyUI loads beside the LLM")
+    parser.add_argument("--left-free-gb", type=float, default=3, help="what the ballast leaves free beside the LLM")
     parser.add_argument("--tiny", action="store_true", help="a tiny model on the CPU, to try the script itself")
-    args = parser.parse_args()
-    bench = Bench(args)
+    return parser.parse_args(argv)
+
+
+def main() -> int:
+    bench = Bench(parse())
     try:
         run(bench)
     except Exception:
