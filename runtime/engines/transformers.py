@@ -83,7 +83,7 @@ class TransformersEngine:
         with torch.inference_mode():
             num_cached = live.rewind(ids)
         sampler = Sampler(work.sampling, work.seed, ids, self._plan.device)
-        detokenizer = self._prompter.detokenizer()
+        detokenizer = self._prompter.detokenizer(work.encoded)
         stops = {entry.id: entry for entry in work.encoded.stop}
         max_tokens = work.max_tokens or self._plan.context_len - len(ids)
         by_length = "context" if len(ids) + max_tokens >= self._plan.context_len else "max_tokens"
