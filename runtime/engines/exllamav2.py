@@ -91,7 +91,7 @@ class ExLlamaV2Engine:
             attention=parts.attention.name,
             kv_cache=planned.kv_cache,
             capabilities=Capabilities(can_batch=parts.attention.is_paged, has_prefix_reuse=True),
-            warnings=tuple(parts.warnings),
+            patches=(parts.attention.hold.state.id,) if parts.attention.hold else (),
             details=details,
         )
 
