@@ -20,7 +20,8 @@ from .models.folders import model_folders
 
 PACKAGES = (
     "torch", "transformers", "tokenizers", "safetensors", "gguf", "numpy", "jinja2", "exllamav2", "exllamav3",
-    "flash_attn", "triton", "xformers", "gptqmodel", "compressed-tensors", "bitsandbytes", "llama-cpp-python", "vllm",
+    "flash_attn", "triton", "xformers", "gptqmodel", "compressed-tensors", "bitsandbytes", "xllamacpp", "vllm",
+    "aiohttp",
 )  # fmt: skip
 PROBE_S = 180
 """How long a probe process may take; a cold import of torch from a slow disk needs a minute."""
