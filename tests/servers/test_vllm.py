@@ -11,7 +11,7 @@ import urllib.request
 import pytest
 
 from runtime import GREEDY, ModelSpec, Prompt, Request, Runtime, Sampling, collect, profiles
-from runtime.engines.openai_server import num_busy, read_metrics
+from runtime.engines.server.facts import num_busy, read_metrics
 from runtime.errors import ContextOverflow, ModelNotFound, ServerError
 from runtime.events import Failed, TextDelta
 from runtime.profiles import Profile

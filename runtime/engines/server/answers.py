@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Union
 
-from ..errors import ResidentError, ServerError
-from ..telemetry import clock
-from . import openai_server as server
-from .base import FailedStep, Step, Work
-from .openai_body import chat_body, completion_body, native_body
-from .openai_http import Busy, Http, LoopThread, Unreachable
-from .openai_wire import Endpoint, ReplyReader
+from ...errors import ResidentError, ServerError
+from ...telemetry import clock
+from ..base import FailedStep, Step, Work
+from . import facts as server
+from .body import chat_body, completion_body, native_body
+from .http import Busy, Http, LoopThread, Unreachable
+from .wire import Endpoint, ReplyReader
 
 Queue = queue.SimpleQueue[tuple[int, Union[Step, BaseException]]]
 

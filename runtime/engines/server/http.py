@@ -19,9 +19,9 @@ from typing import Any, TypeVar
 
 import aiohttp
 
-from ..errors import ResidentError, ServerError
-from ..profiles import Profile
-from .openai_wire import ServerEvent, SseDecoder, error_of
+from ...errors import ResidentError, ServerError
+from ...profiles import Profile
+from .wire import ServerEvent, SseDecoder, error_of
 
 log = logging.getLogger(__name__)
 
