@@ -9,7 +9,6 @@ that is not here raises `AttributeError` with a sentence that names it.
 from __future__ import annotations
 
 import contextlib
-import gc
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -116,8 +115,6 @@ class LedgerEntry:
             if not held:
                 return
             self._runtime.evict(self._spec)
-            gc.collect()
-            host_memory.soft_empty_cache()
             self._tell(before, held)
         except Exception:
             log.exception("%s could not leave %s", self._spec.model, self.load_device)
@@ -168,7 +165,6 @@ class ComfyRoom:
                     loaded.currently_used = False
 
     def release_cached(self) -> None:
-        gc.collect()
         host_memory.soft_empty_cache()
 
     def can_free(self, spec: ModelSpec) -> tuple[str, int] | None:

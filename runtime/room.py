@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from typing import Protocol
 
@@ -40,7 +39,6 @@ class PlainRoom:
         pass
 
     def release_cached(self) -> None:
-        gc.collect()
         torch = sys.modules.get("torch")
         if torch is not None and torch.cuda.is_initialized():
             torch.cuda.empty_cache()

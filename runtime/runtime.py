@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -84,6 +85,7 @@ class Runtime:
             engine = yield from self._make_resident(slot)
         except BaseException:
             self._release(slot)
+            gc.collect()
             self.room.release_cached()
             raise
         return Lease(engine, lambda: self._release(slot))
@@ -266,6 +268,7 @@ class Runtime:
         freed = engine.bytes.device
         engine.close()
         del engine
+        gc.collect()
         self.room.release_cached()
         log.info("unloaded %s: %s freed", slot.spec.model, format_bytes(freed))
         return freed
