@@ -132,11 +132,12 @@ class Answers:
         body = _body(endpoint, work, member)
         events = member.http.events(_PATHS[endpoint], body, has_begun=lambda: reader.has_begun)
         try:
-            async for event in events:
-                for step in reader.push(event):
-                    self._steps.put((index, step))
-                if reader.is_over:
-                    break
+            with member.http.translate_errors():
+                async for event in events:
+                    for step in reader.push(event):
+                        self._steps.put((index, step))
+                    if reader.is_over:
+                        break
         finally:
             await events.aclose()
         end = reader.end()
