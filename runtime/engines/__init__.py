@@ -63,20 +63,20 @@ class EngineRow:
 
 ENGINES: tuple[EngineRow, ...] = (
     EngineRow(
-        name="transformers",
-        title="Transformers",
-        module="transformers",
-        formats=("safetensors", "gguf"),
-        why_unavailable=missing("torch", "transformers"),
-        install="pip install transformers",
-    ),
-    EngineRow(
         name="llamacpp",
         title="llama.cpp",
         module="llamacpp",
         formats=("gguf",),
         why_unavailable=missing("xllamacpp", "aiohttp"),
         install="pip install xllamacpp",
+    ),
+    EngineRow(
+        name="transformers",
+        title="Transformers",
+        module="transformers",
+        formats=("safetensors", "gguf"),
+        why_unavailable=missing("torch", "transformers"),
+        install="pip install transformers",
     ),
     EngineRow(
         name="exllamav2",
