@@ -10,8 +10,9 @@ from .load import LoadLLM
 from .memory import Free
 from .prompt import LLMPrompt
 from .sampling import LLMSampling
+from .server import ConnectServer
 
-NODES: tuple[type[io.ComfyNode], ...] = (LoadLLM, LLMPrompt, LLMSampling, Generate, Free)
+NODES: tuple[type[io.ComfyNode], ...] = (LoadLLM, ConnectServer, LLMPrompt, LLMSampling, Generate, Free)
 
 
 class Extension(ComfyExtension):

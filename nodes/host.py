@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Generator, Iterable, Iterator
+from pathlib import Path
 from typing import Any, TypeVar
 
 import comfy.model_management
@@ -16,7 +17,7 @@ from comfy.comfy_types import IO
 from comfy_api.latest import io
 from server import PromptServer
 
-from ..runtime import ModelSpec, Runtime, get
+from ..runtime import ModelSpec, Runtime, get, profiles
 from ..runtime.errors import OutOfMemory
 from ..runtime.events import Event
 from . import residency
@@ -63,6 +64,15 @@ def register_folders() -> None:
     folder_paths.add_model_folder_path("LLM", default)
     with contextlib.suppress(OSError):  # a read-only installation has its models elsewhere
         os.makedirs(default, exist_ok=True)
+    profiles.use(Path(system_user_folder()) / profiles.FILE_NAME)
+
+
+def system_user_folder() -> str:
+    """Our folder for settings that no route of ComfyUI serves; older ones have the folder without a name for it."""
+    find = getattr(folder_paths, "get_system_user_directory", None)
+    if find is not None:
+        return str(find("resident_llm"))
+    return os.path.join(folder_paths.get_user_directory(), "__resident_llm")
 
 
 def llm_folders() -> list[str]:

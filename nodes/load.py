@@ -19,10 +19,15 @@ from .types import LLM
 NO_MODEL = "(no model found)"
 
 
+def _shows(engine: str) -> bool:
+    """Engines without a file format are not for models of the menu, except the one for tests when asked for."""
+    return engine == "scripted" and os.environ.get("RESIDENT_LLM_SCRIPTED") == "1"
+
+
 @functools.cache
 def engine_menu() -> tuple[list[str], str]:
     """The engines by name, and a tooltip that says which of them cannot run here, and why."""
-    rows = [row for row in ENGINES if row.name != "scripted" or os.environ.get("RESIDENT_LLM_SCRIPTED") == "1"]
+    rows = [row for row in ENGINES if row.formats or _shows(row.name)]
     lines = ["What runs the model; auto picks one that fits its format."]
     for row in rows:
         reason = row.why_unavailable()

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 
-from . import wheels
+from . import patches, wheels
 from .engines import ENGINES
 
 PACKAGES = (
@@ -105,6 +105,7 @@ def look() -> dict[str, object]:
             {"name": row.name, "title": row.title, "why_unavailable": row.why_unavailable(), "install": row.install}
             for row in ENGINES
         ],
+        "patches": [asdict(state) for state in patches.registry().states()],
         "model_folders": [asdict(folder) for folder in model_folders()],
     }
 

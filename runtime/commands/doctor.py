@@ -53,6 +53,7 @@ def _lines(facts: dict[str, Any]) -> Iterator[str]:
     for title, rows in (
         ("devices", _devices(facts["devices"])),
         ("engines", _engines(facts["engines"])),
+        ("patches", (f"{one['id']}: {one['status']}, {one['why']}" for one in facts["patches"])),
         ("model folders", _folders(facts["model_folders"])),
     ):
         yield from ("", title, *(f"  {row}" for row in rows))

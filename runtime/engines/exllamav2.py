@@ -91,7 +91,7 @@ class ExLlamaV2Engine:
             attention=parts.attention.name,
             kv_cache=planned.kv_cache,
             capabilities=Capabilities(can_batch=parts.attention.is_paged, has_prefix_reuse=True),
-            warnings=tuple(parts.warnings),
+            patches=(parts.attention.hold.state.id,) if parts.attention.hold else (),
             details=details,
         )
 
@@ -119,7 +119,7 @@ class ExLlamaV2Engine:
             num_draft_tokens=num_draft_tokens(self._spec),
             context_len=self._parts.plan.context_len,
         )
-        yield from generation.run(batch, [self._prompter.detokenizer() for _ in batch])
+        yield from generation.run(batch, [self._prompter.detokenizer(work.encoded) for work in batch])
 
     def set_loras(self, loras: Sequence[Lora]) -> None:
         """Apply these (PEFT folder, strength) pairs from now on. Cached prefixes are forgotten: their keys and

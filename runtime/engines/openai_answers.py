@@ -21,6 +21,7 @@ Queue = queue.SimpleQueue[tuple[int, Union[Step, BaseException]]]
 CONNECT_TRIES = 3
 BUSY_TRIES = 4
 MAX_RETRY_AFTER_S = 60.0
+DEFAULT_CONTEXT_LEN = 4096
 
 TAKES_IDS: dict[str, Endpoint] = {"vllm": "completions", "sglang": "completions", "llamacpp": "native"}
 _PATHS: dict[Endpoint, str] = {
@@ -145,7 +146,7 @@ class Answers:
 
 def _body(endpoint: Endpoint, work: Work, member: Member) -> dict[str, Any]:
     if endpoint == "native":
-        return native_body(work)
+        return native_body(work, member.model.context_len or DEFAULT_CONTEXT_LEN)
     if endpoint == "completions":
         return completion_body(work, member.model.name)
     return chat_body(work, member.model.name, member.facts.kind)

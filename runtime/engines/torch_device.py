@@ -1,4 +1,4 @@
-"""Where a torch model runs, in which type, and how much memory is free there."""
+"""Where a torch model runs and in which type."""
 
 from __future__ import annotations
 
@@ -52,16 +52,3 @@ def pick_dtype(name: str, stored: str, device: torch.device) -> tuple[torch.dtyp
 def name_of(dtype: torch.dtype) -> str:
     """The short name of a type, as the loader's menu spells it."""
     return next((name for name, one in DTYPES.items() if one == dtype), str(dtype).removeprefix("torch."))
-
-
-def free_bytes(device: torch.device) -> int | None:
-    """Free memory of a device, by the driver and not by torch; None where nobody tells."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    if device.type != "cpu":
-        return None
-    try:
-        import psutil
-    except ImportError:
-        return None
-    return int(psutil.virtual_memory().available)

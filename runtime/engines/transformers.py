@@ -6,18 +6,17 @@ the KV cache are our own.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import inspect
 import logging
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from ..errors import GenerationFailed, ModelLoadFailed, RuntimeClosed
-from ..events import Finish
+from ..events import Finish, LoadProgress
 from ..prompting.prompter import Prompter
 from ..request import ModelSpec, Prompt
 from ..telemetry import Bytes
@@ -34,11 +33,12 @@ from .base import (
     Steps,
     Work,
 )
+from .parking import Parking
 from .sampling import Sampler
 from .torch_device import name_of
 from .transformers_cache import LiveCache
 from .transformers_load import load_model, translate_errors
-from .transformers_plan import Plan, check_memory, plan
+from .transformers_plan import Plan, plan
 
 log = logging.getLogger(__name__)
 
@@ -54,13 +54,12 @@ class TransformersEngine:
         self._model = model
         self._prompter = prompter
         self._plan = plan
-        self._live: LiveCache | None = None
-        self._is_parked = False
+        self._parking = Parking(model)
+        self._live = LiveCache(model.config, plan.context_len, plan.kv_dtype, plan.prefix_bytes)
         parameters = inspect.signature(model.forward).parameters
         self._cache_name = "cache" if "cache" in parameters else "past_key_values"
         self._options = {"use_cache": True} | ({"logits_to_keep": 1} if "logits_to_keep" in parameters else {})
-        tensors = (*model.parameters(), *model.buffers())
-        self._bytes = Bytes(weights=sum(one.numel() * one.element_size() for one in tensors))
+        self._bytes = Bytes()
 
     @property
     def bytes(self) -> Bytes:
@@ -74,37 +73,36 @@ class TransformersEngine:
         for index, work in enumerate(batch):
             try:
                 yield from self._answer(index, work)
+            except GenerationFailed as error:
+                yield index, FailedStep(error=error)
             finally:
                 self._count()
 
     def _answer(self, index: int, work: Work) -> Steps:
-        ids = work.encoded.token_ids or ()
-        live = self._cache()
-        with torch.inference_mode():
-            num_cached = live.rewind(ids)
+        ids = work.encoded.token_ids
+        if not ids:
+            raise GenerationFailed("The prompt came to no tokens at all. Write something into it.")
+        num_cached = self._rewind(ids)
+        stops = {entry.id: entry for entry in work.encoded.stop}
         sampler = Sampler(work.sampling, work.seed, ids, self._plan.device)
         detokenizer = self._prompter.detokenizer()
-        stops = {entry.id: entry for entry in work.encoded.stop}
         max_tokens = work.max_tokens or self._plan.context_len - len(ids)
-        by_length = "context" if len(ids) + max_tokens >= self._plan.context_len else "max_tokens"
         fed: deque[int] = deque()
         at = num_cached
-        for end in self._chunk_ends(live, num_cached, len(ids)):
-            logits = self._forward(live, ids[at:end])
+        for end in self._chunk_ends(num_cached, len(ids)):
+            logits = self._forward(ids[at:end])
             at = end
-            if end in live.marks:
-                live.snapshot()
             yield index, PrefillStep(num_done=end, num_total=len(ids), num_cached=num_cached)
         for num_tokens in range(1, max_tokens + 1):
-            token = fed.popleft() if fed else self._draw(sampler, logits)
+            token = self._fed_or_drawn(fed, sampler, logits)
             if token is None:
-                yield index, FailedStep(error=self._not_finite(num_tokens))
-                return
+                raise self._not_finite(num_tokens)
             finish = None
             if token in stops:
                 finish = Finish(reason="stop", by="token", id=token, text=stops[token].text)
             elif num_tokens == max_tokens:
-                finish = Finish(reason="length", by=by_length)  # type: ignore[arg-type]
+                is_full = len(ids) + max_tokens >= self._plan.context_len
+                finish = Finish(reason="length", by="context" if is_full else "max_tokens")
             text = "" if token in stops else detokenizer.push((token,))
             if finish is not None:
                 yield index, DecodeStep(text=text + detokenizer.flush(), token_ids=(token,), finish=finish)
@@ -114,26 +112,39 @@ class TransformersEngine:
                 return
             if isinstance(command, Feed):
                 fed.extend(command.token_ids)
-            logits = self._forward(live, (token,))
+            logits = self._forward((token,))
 
-    @staticmethod
-    def _chunk_ends(live: LiveCache, start: int, total: int) -> Iterator[int]:
+    def _chunk_ends(self, start: int, total: int) -> Iterator[int]:
         """Where each forward pass over the prompt ends: by size, and where a state is to be kept."""
         while start < total:
-            start = min([start + PREFILL_CHUNK, total, *(mark for mark in live.marks if start < mark)])
+            start = min([start + PREFILL_CHUNK, total, *(mark for mark in self._live.marks if start < mark)])
             yield start
 
-    def _draw(self, sampler: Sampler, logits: torch.Tensor) -> int | None:
-        with torch.inference_mode(), translate_errors("choosing a token"):
-            return sampler.draw(logits)
+    def _rewind(self, ids: Sequence[int]) -> int:
+        """Bring the cache to the longest known prefix of `ids`; return its length."""
+        if self._model is None:
+            raise RuntimeClosed(f"{self.info.model} was unloaded. Run the graph again.")
+        if not self._live.is_ready:
+            self.warm_up()
+        with torch.inference_mode(), translate_errors("looking up the cache", GenerationFailed):
+            return self._live.rewind(ids)
 
-    def _forward(self, live: LiveCache, ids: Sequence[int]) -> torch.Tensor:
+    @staticmethod
+    def _fed_or_drawn(fed: deque[int], sampler: Sampler, logits: torch.Tensor) -> int | None:
+        with torch.inference_mode(), translate_errors("choosing a token", GenerationFailed):
+            if not fed:
+                return sampler.draw(logits)
+            sampler.saw(fed[0])
+            return fed.popleft()
+
+    def _forward(self, ids: Sequence[int]) -> torch.Tensor:
         """The logits [vocab] in fp32 after `ids`, whose keys and values join the cache.
 
         Inference mode is entered for each pass, since a generator that yields inside it would leave it on in the
         thread that reads the generator.
         """
-        with torch.inference_mode(), translate_errors("generating"):
+        live = self._live
+        with torch.inference_mode(), translate_errors("generating", GenerationFailed):
             tokens = torch.tensor([ids], device=self._plan.device)
             try:
                 out = self._model(input_ids=tokens, **{self._cache_name: live.cache}, **self._options)
@@ -141,8 +152,24 @@ class TransformersEngine:
                 live.repair()
                 raise
             live.ids.extend(ids)
+            if len(live.ids) in live.marks:
+                live.snapshot()
             logits: torch.Tensor = out.logits[0, -1].float()
             return logits
+
+    def logits(self, ids: Sequence[int]) -> torch.Tensor:
+        """What the model says after each of `ids`, [len(ids), vocab] in fp32: for probes of its attention."""
+        self._rewind(ids)
+        with torch.inference_mode(), translate_errors("probing", GenerationFailed):
+            self._live.start_over()
+            rows = []
+            for at in range(0, len(ids), PREFILL_CHUNK):
+                tokens = torch.tensor([ids[at : at + PREFILL_CHUNK]], device=self._plan.device)
+                rows.append(
+                    self._model(input_ids=tokens, use_cache=True, **{self._cache_name: self._live.cache}).logits[0]
+                )
+            self._live.ids.extend(ids)
+            return torch.cat(rows).float()
 
     def _not_finite(self, step: int) -> GenerationFailed:
         info = self.info
@@ -151,40 +178,76 @@ class TransformersEngine:
             "Load the model with dtype fp32 or bf16, or with attention eager."
         )
 
-    def _cache(self) -> LiveCache:
-        if self._model is None:
-            raise RuntimeClosed(f"{self.info.model} was unloaded. Run the graph again.")
-        if self._live is None:
-            self._live = LiveCache(self._model.config, self._plan.context_len, self._plan.kv_dtype)
-        return self._live
-
     def warm_up(self) -> None:
-        """Make the buffers and run every kernel once."""
-        self._forward(self._cache(), (0,))
+        """Make the buffers, and run every kernel once."""
+        self._forward((0,))
         with torch.inference_mode():
-            self._cache().rewind((1,))
+            self._live.start_over()
         self._count()
 
     def _count(self) -> None:
         """Bring `bytes` up to date."""
-        live = self._live
+        if self._model is None:
+            self._bytes = Bytes()
+            return
+        is_parked = self._parking.is_parked
         self._bytes = Bytes(
-            weights=self._bytes.weights,
-            kv_cache=live.num_bytes if live else 0,
-            host_copy=live.snapshot_bytes if live else 0,
+            weights=0 if is_parked else self._parking.num_bytes,
+            kv_cache=self._live.num_bytes,
+            host_copy=self._live.host_bytes + self._parking.host_bytes,
         )
 
     def trim(self, num_bytes: int) -> int:
-        before = self._bytes.device
-        self._live = None
-        if self._model is not None and not self._is_parked:
+        """Free the buffers; on a GPU the prompt in them moves to host memory first."""
+        if self._model is None:
+            return 0
+        before = self._bytes
+        if self._plan.device.type == "cpu":
+            self._live.forget()
+        else:
+            with torch.inference_mode():
+                self._live.keep()
+        self._live.drop_buffers()
+        self._count()
+        kept = before.host_copy - self._bytes.host_copy if self._plan.device.type == "cpu" else 0
+        return before.device - self._bytes.device + kept
+
+    @property
+    def is_in_place(self) -> bool:
+        return self._parking.is_in_place
+
+    def park(self, max_bytes: int) -> bool:
+        if self._model is None or self._plan.device.type == "cpu":
+            return False
+        if not self._parking.park(max_bytes):
+            return False
+        self.trim(self._bytes.kv_cache)
+        return True
+
+    def unpark(self) -> Generator[LoadProgress, None, None]:
+        try:
+            yield from self._parking.unpark()
+        finally:
             self._count()
-        return before - self._bytes.device
+
+    def forget(self) -> int:
+        """Drop what host memory keeps: the copy of the weights, and prefixes. Parked, nothing."""
+        if self._model is None or self._parking.is_parked:
+            return 0
+        before = self._bytes.host_copy
+        self._parking.forget()
+        self._live.forget()
+        self._count()
+        return before - self._bytes.host_copy
 
     def close(self) -> None:
-        self._live = None
-        self._model = None
-        self._bytes = Bytes()
+        if self._model is None:
+            return
+        self._parking.forget()
+        self._live.forget()
+        self._live.drop_buffers()
+        self._model = self._parking = None  # type: ignore[assignment]
+        self._count()
         gc.collect()
 
 
@@ -195,10 +258,8 @@ def footprint(spec: ModelSpec) -> Bytes:
 
 def load(spec: ModelSpec) -> Loading:
     settled = plan(spec)
-    check_memory(settled)
     prompter = _prompter(settled)
-    with contextlib.ExitStack() as stack:
-        stack.callback(gc.collect)
+    try:
         model, warnings = yield from load_model(settled, spec.attention)
         _check_rows(settled, model, prompter)
         info = EngineInfo(
@@ -215,6 +276,10 @@ def load(spec: ModelSpec) -> Loading:
         engine = TransformersEngine(model, prompter, settled, info)
         engine.warm_up()
         return engine
+    except BaseException:
+        model = engine = None
+        gc.collect()
+        raise
 
 
 def _prompter(settled: Plan) -> Prompter:

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 import transformers
 
-from ..errors import EngineUnavailable, ModelLoadFailed, ModelUnsupported, OutOfMemory
+from ..errors import EngineUnavailable, ModelLoadFailed, ModelUnsupported, OutOfMemory, ResidentError
 from ..events import LoadProgress
 from ..models.info import ModelInfo, text_config
 from ..models.safetensors_header import TensorHeader
 from .transformers_attention import choose_attention
-from .transformers_plan import Plan
+from .transformers_plan import Plan, check_gguf_fits
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ Progress = Generator[LoadProgress, None, Any]
 
 
 @contextlib.contextmanager
-def translate_errors(doing: str) -> Iterator[None]:
+def translate_errors(doing: str, fault: type[ResidentError] = ModelLoadFailed) -> Iterator[None]:
     """Turn what torch and transformers raise into our errors, chained; our own bugs pass."""
     try:
         yield
@@ -60,7 +60,7 @@ def translate_errors(doing: str) -> Iterator[None]:
             raise OutOfMemory(
                 f"This machine's memory ran out while {doing}. Choose a smaller model or context."
             ) from error
-        raise
+        raise fault(f"Torch failed while {doing}: {_first_line(error)}") from error
 
 
 def read_tensor(header: TensorHeader) -> torch.Tensor:
@@ -187,7 +187,8 @@ def stream_weights(
     of the files belongs there, after transformers' renaming and tying; then each is read, converted, put in its
     place. Where transformers merges or reorders tensors, they are all read first and given to it.
     """
-    stand_ins = {name: _stand_in(header, dtype) for name, header in headers.items()}
+    with torch.inference_mode(False):
+        stand_ins = {name: _stand_in(header, dtype) for name, header in headers.items()}
     is_merged = any(EXPERT.search(name) for name in headers)
     if not is_merged:
         model = build(model_class, config, dict(stand_ins), dtype, attention)
@@ -350,6 +351,7 @@ def load_gguf(plan: Plan, attention: str) -> Generator[LoadProgress, None, tuple
     """The file's weights dequantised."""
     if lacking := [name for name in ("gguf", "accelerate") if importlib.util.find_spec(name) is None]:
         raise EngineUnavailable(f"A GGUF file needs {' and '.join(lacking)}. Try: pip install {' '.join(lacking)}")
+    check_gguf_fits(plan)
     info, path = plan.model, Path(plan.model.path)
     options: dict[str, Any] = {"gguf_file": path.name, "local_files_only": True}
     yield LoadProgress(done=0, total=info.weights_bytes)

@@ -7,20 +7,26 @@ from pathlib import Path
 
 import torch
 
+from ..device_memory import read as read_memory
 from ..errors import ModelUnsupported, OutOfMemory
 from ..models import footprint as counted
 from ..models.info import ModelInfo, read_model
 from ..request import ModelSpec
 from ..telemetry import Bytes, format_bytes
-from .torch_device import DTYPES, LONG_NAMES, free_bytes, name_of, pick_device, pick_dtype
+from .torch_device import DTYPES, LONG_NAMES, name_of, pick_device, pick_dtype
 
 DEFAULT_CONTEXT_LEN = 32768
 """Context where the spec names none and the model allows more: a cache for all of it could fill the card."""
 
+DEFAULT_PREFIX_BYTES = 1 << 30
+
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A load, settled."""
+    """A load, settled.
+
+    prefix_bytes: host memory for prefixes that are kept aside
+    """
 
     model: ModelInfo
     device: torch.device
@@ -28,6 +34,7 @@ class Plan:
     kv_dtype: torch.dtype
     context_len: int
     bytes: Bytes
+    prefix_bytes: int
     warnings: tuple[str, ...]
 
     @property
@@ -50,6 +57,7 @@ def plan(spec: ModelSpec) -> Plan:
         kv_dtype=kv_dtype,
         context_len=context_len,
         bytes=num_bytes,
+        prefix_bytes=int(spec.option("prefix_bytes", DEFAULT_PREFIX_BYTES) or 0),
         warnings=(warning,) if warning else (),
     )
 
@@ -78,18 +86,13 @@ def _context_len(wanted: int | None, info: ModelInfo) -> int:
     return wanted
 
 
-def check_memory(plan: Plan) -> None:
-    """Raise OutOfMemory with the numbers if weights and cache cannot fit what is free now."""
-    free = free_bytes(plan.device)
-    if free is None or plan.bytes.device <= free:
+def check_gguf_fits(plan: Plan) -> None:
+    """Raise OutOfMemory if the weights of a GGUF file, which grow when dequantised, do not fit the host's memory."""
+    memory = read_memory("cpu")
+    if memory is None or plan.bytes.weights <= memory.free:
         return
-    what = "dequantised weights" if plan.model.format == "gguf" else "weights"
-    other = (
-        "choose a smaller model, or run this file with llama.cpp, which keeps it packed"
-        if plan.model.format == "gguf"
-        else "choose a smaller or 4-bit model, a smaller context_len, or a server"
-    )
     raise OutOfMemory(
-        f"{plan.name} needs {format_bytes(plan.bytes.weights)} of {what} + {format_bytes(plan.bytes.kv_cache)} KV "
-        f"cache for {plan.context_len} tokens; {format_bytes(free)} are free on {plan.device}. To fit, {other}."
+        f"{plan.name} has {format_bytes(plan.model.weights_bytes)}, and needs {format_bytes(plan.bytes.weights)} as "
+        f"dequantised weights in {name_of(plan.dtype)}; {format_bytes(memory.free)} of memory are free. Choose a "
+        "smaller model, or run the file with llama.cpp, which keeps it packed."
     )

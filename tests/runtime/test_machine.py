@@ -108,3 +108,21 @@ def test_the_facts_are_gathered_without_torch_in_this_process():
 
 def test_the_examples_in_the_docstrings_hold():
     assert doctest.testmod(machine).failed == 0
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_its_card_driver_and_memory_are_told():
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+
+    facts = machine.look()
+
+    cards = [one for one in facts["devices"] if one["device"] != "cpu"]
+    assert [one["name"] for one in cards] == [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    assert all(0 < one["free_bytes"] <= one["total_bytes"] and one["fault"] is None for one in cards)
+    assert facts["torch"]["cuda"] == torch.version.cuda
+    assert facts["driver"]["fault"] is None and facts["driver"]["max_cuda"]
+    flash = facts["flash_attn"]
+    assert flash["works"] is (flash["fault"] is None)
+    assert flash["works"] is False or flash["max_error"] < machine.FLASH_TOLERANCE

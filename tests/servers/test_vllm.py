@@ -1,16 +1,19 @@
 """The server engine against a real vLLM on the CPU: one server for all tests, killed in the last ones."""
 
+import contextlib
 import itertools
+import json
 import os
 import signal
 import time
+import urllib.request
 
 import pytest
 
 from runtime import GREEDY, ModelSpec, Prompt, Request, Runtime, Sampling, collect, profiles
 from runtime.engines.openai_server import num_busy, read_metrics
 from runtime.errors import ContextOverflow, ModelNotFound, ServerError
-from runtime.events import TextDelta
+from runtime.events import Failed, TextDelta
 from runtime.profiles import Profile
 from runtime.prompting.prompter import Prompter
 from tests.servers.vllm import KEY, MODEL
@@ -205,17 +208,16 @@ def test_a_tokenizer_of_another_model_is_refused(spec, runtime, tmp_path, model_
     folder.mkdir()
     for name in ("config.json", "tokenizer_config.json", "chat_template.jinja"):
         (folder / name).write_bytes((model_path / name).read_bytes())
-    text = (model_path / "tokenizer.json").read_text(encoding="utf-8")
-    (folder / "tokenizer.json").write_text(text.replace('"Ġhelpful":', '"Ġh€lpful":', 1), encoding="utf-8")
+    tokenizer = json.loads((model_path / "tokenizer.json").read_text(encoding="utf-8"))
+    vocab = tokenizer["model"]["vocab"]
+    vocab["Hi"], vocab["Ho"] = vocab["Ho"], vocab["Hi"]
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
 
     with pytest.raises(ServerError, match="the same text gives other ids"):
         results(runtime, spec(tokenizer=str(folder)), ask("x"))
 
 
 def test_a_server_asked_to_sleep_sleeps_when_let_go_and_wakes_for_the_next_run(spec, runtime, vllm):
-    import json
-    import urllib.request
-
     def is_sleeping():
         with urllib.request.urlopen(f"{vllm.url}/is_sleeping", timeout=10) as reply:
             return json.load(reply)["is_sleeping"]
@@ -234,47 +236,44 @@ def test_a_server_asked_to_sleep_sleeps_when_let_go_and_wakes_for_the_next_run(s
 
 def test_a_server_that_is_told_to_end_in_mid_stream_is_noticed_by_its_silence(spec, runtime, vllm):
     """SIGTERM leaves the socket open and sends nothing more."""
+    vllm.start_if_down()
     events = begin(runtime, spec(between_tokens_s=5.0))
     os.kill(vllm.pids("api_server")[0], signal.SIGTERM)
 
-    with pytest.raises(ServerError, match=r"no further token within 5 s|broke|reported an error|cannot be reached"):
+    with pytest.raises(ServerError, match="no further token within 5 s"):
         results_of(events)
 
     vllm.stop()
-    vllm.launch()
     with pytest.raises(ServerError, match="cannot be reached"):
-        results(runtime, spec(), ask("x"))
-    vllm.wait_until_ready()
-    assert results(runtime, spec(), ask(QUESTIONS[0]))[0].text == "The capital of France is Paris."
+        results(runtime, spec(between_tokens_s=5.0), ask("x"))
+    vllm.start()
+    [result] = results(runtime, spec(between_tokens_s=5.0), ask(QUESTIONS[0]))
+    assert result.text == "The capital of France is Paris."
 
 
 def test_an_engine_killed_in_mid_stream_raises_what_the_server_says(spec, runtime, vllm):
     """vLLM sends an error event and then [DONE], as if all were well."""
+    vllm.start_if_down()
     events = begin(runtime, spec())
     os.kill(vllm.pids("EngineCore")[0], signal.SIGKILL)
 
     with pytest.raises(ServerError, match="EngineCore"):
         results_of(events)
 
-    vllm.stop()
-    vllm.start()
-
 
 def test_a_server_killed_in_mid_stream_never_gives_a_part_as_whole(spec, runtime, vllm):
     """SIGKILL closes the socket without a word."""
+    vllm.start_if_down()
     events = begin(runtime, spec())
     os.kill(vllm.pids("api_server")[0], signal.SIGKILL)
 
     with pytest.raises(ServerError, match="broke"):
         results_of(events)
 
-    vllm.stop()
-
 
 def results_of(events):
     """Drain; raise the error of the request that failed."""
-    from runtime.events import Failed
-
-    for event in events:
-        if isinstance(event, Failed):
-            raise event.error
+    with contextlib.closing(events):
+        for event in events:
+            if isinstance(event, Failed):
+                raise event.error

@@ -75,6 +75,13 @@ class VLLM:
         self.launch()
         self.wait_until_ready()
 
+    def start_if_down(self) -> None:
+        """Start anew unless the server is well: a dying one may still hold its port."""
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.url}/health", timeout=5):
+            return
+        self.stop()
+        self.start()
+
     def pids(self, name: str) -> list[int]:
         """The processes of this server's group whose title holds `name`."""
         assert self._process is not None

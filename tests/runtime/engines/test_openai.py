@@ -74,7 +74,14 @@ def test_the_body_holds_explicit_sampling_and_the_seed_and_the_stops(server, spe
     run(spec(), ask(sampling=GREEDY, seed=2**64 - 1, max_tokens=7, stop_strings=("END",), thinking="off"))
 
     [body] = server.bodies(CHAT)
-    expected = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "seed": -1}
+    expected = {
+        "temperature": 0.0,
+        "top_p": 1.0,
+        "top_k": 0,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "seed": 2**63 - 1,
+    }
     assert expected.items() <= body.items()
     assert body["max_tokens"] == 7
     assert body["stop"] == ["END"]

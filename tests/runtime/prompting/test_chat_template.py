@@ -4,7 +4,7 @@ from runtime import Message, Prompt
 from runtime.errors import ModelNotFound, TemplateFailed
 from runtime.prompting.chat_template import ChatTemplate, built_in_names
 from runtime.prompting.prompter import Prompter
-from tests.runtime.prompting.conftest import CHATML, KINDS, sentencepiece, write_model
+from tests.runtime.prompting.kinds import CHATML, KINDS, sentencepiece, write_model
 
 TURNS = [
     {"role": "system", "content": "You are terse."},
