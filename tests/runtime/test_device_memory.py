@@ -55,3 +55,18 @@ def test_the_hosts_memory_is_the_same_with_and_without_psutil(monkeypatch):
 
 def test_where_nobody_tells_the_hosts_memory_is_not_known(tmp_path):
     assert device_memory._meminfo(str(tmp_path / "none")) is None
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc only")
+def test_memory_of_many_small_tensors_goes_back_to_the_system():
+    psutil = pytest.importorskip("psutil")
+    process = psutil.Process()
+    blocks = [bytearray(100_000) for _ in range(2000)]
+    keep = bytearray(100_000)
+    held = process.memory_info().rss
+
+    del blocks
+    device_memory.release_heap()
+
+    assert held - process.memory_info().rss > 150_000_000
+    assert keep
