@@ -85,6 +85,11 @@ def llm_folders() -> list[str]:
     return [folder for folder in dict.fromkeys(folders) if first[os.path.realpath(folder)] == folder]
 
 
+def user_folders(kind: str) -> list[str]:
+    """Where the user's own files of a kind lie ("presets", "templates"): a folder that no HTTP route serves."""
+    return [os.path.join(folder_paths.get_user_directory(), "__resident_llm", kind)]
+
+
 def devices() -> list[str]:
     """The devices a model can be put on. Asks torch only if ComfyUI has loaded it."""
     torch = sys.modules.get("torch")
