@@ -190,13 +190,16 @@ def run_prompt(
 def _until_end(server: ComfyUI, socket: EventSocket, run: PromptRun, timeout_s: float) -> Iterator[Event]:
     """The events of this prompt, up to the one that says that nothing runs any more."""
     give_up_at = time.monotonic() + timeout_s
+    is_over = False
     while time.monotonic() < give_up_at:
         event = socket.receive(1.0)
         if event is None:
             if not server.is_running() and server.process is not None:
                 raise Fault(f"ComfyUI ended while a prompt ran:\n{server.log_tail()}")
-            if run.prompt_id in server.get(f"/history/{run.prompt_id}"):
+            if is_over:
                 return
+            # Its last events may still be under way: only another silence means that none are.
+            is_over = run.prompt_id in server.get(f"/history/{run.prompt_id}")
             continue
         if event.data.get("prompt_id", run.prompt_id) != run.prompt_id:
             continue
