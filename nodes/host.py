@@ -85,6 +85,11 @@ def llm_folders() -> list[str]:
     return [folder for folder in dict.fromkeys(folders) if first[os.path.realpath(folder)] == folder]
 
 
+def user_folders(kind: str) -> list[str]:
+    """Where the user's own files of a kind lie ("presets", "templates"): a folder that no HTTP route serves."""
+    return [os.path.join(folder_paths.get_user_directory(), "__resident_llm", kind)]
+
+
 def devices() -> list[str]:
     """The devices a model can be put on. Asks torch only if ComfyUI has loaded it."""
     torch = sys.modules.get("torch")
@@ -113,6 +118,29 @@ def watch(events: Generator[Event, None, Answer], live: Live) -> Generator[Event
             comfy.model_management.throw_exception_if_processing_interrupted()
             live.take(event)
             yield event
+
+
+def check_interrupt() -> None:
+    """Raise ComfyUI's exception if the user pressed stop."""
+    comfy.model_management.throw_exception_if_processing_interrupted()
+
+
+def progress_bar(hidden: Any, total: int) -> Any:
+    """The node's own bar; `update_absolute(done, total)` moves it."""
+    return comfy.utils.ProgressBar(total, node_id=hidden.unique_id)
+
+
+def output_folder() -> str:
+    """Where ComfyUI lets nodes write."""
+    return str(folder_paths.get_output_directory())
+
+
+def image_of(picture: Any) -> Any:
+    """A Pillow RGB picture as ComfyUI's IMAGE: float32 [1, height, width, 3], 0 to 1."""
+    import numpy as np
+    import torch
+
+    return torch.from_numpy(np.asarray(picture, dtype=np.float32) / 255)[None]
 
 
 @contextlib.contextmanager

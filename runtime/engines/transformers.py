@@ -11,6 +11,7 @@ import inspect
 import logging
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -44,6 +45,8 @@ log = logging.getLogger(__name__)
 
 PREFILL_CHUNK = 512
 """Prompt tokens of one forward pass: the longest that an interrupt can take."""
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "*.tiktoken", "vocab.*", "spiece.model", "merges.txt")
 
 
 class TransformersEngine:
@@ -85,7 +88,7 @@ class TransformersEngine:
         num_cached = self._rewind(ids)
         stops = {entry.id: entry for entry in work.encoded.stop}
         sampler = Sampler(work.sampling, work.seed, ids, self._plan.device)
-        detokenizer = self._prompter.detokenizer()
+        detokenizer = self._prompter.detokenizer(work.encoded)
         max_tokens = work.max_tokens or self._plan.context_len - len(ids)
         fed: deque[int] = deque()
         at = num_cached
@@ -283,13 +286,12 @@ def load(spec: ModelSpec) -> Loading:
 
 
 def _prompter(settled: Plan) -> Prompter:
-    try:
-        return Prompter.load(settled.model.path)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
+    path = Path(settled.model.path)
+    if path.is_dir() and not any(found for name in TOKENIZER_FILES for found in path.glob(name)):
         raise ModelLoadFailed(
-            f"{settled.name} has no tokenizer that can be read ({type(error).__name__}). Download tokenizer.json and "
-            "tokenizer_config.json again."
-        ) from error
+            f"{settled.name} has no tokenizer. Download its tokenizer.json and tokenizer_config.json too."
+        )
+    return Prompter.load(settled.model.path)
 
 
 def _check_rows(settled: Plan, model: Any, prompter: Prompter) -> None:

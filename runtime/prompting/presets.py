@@ -7,6 +7,8 @@ The head may hold `title`, `about`, `clean` (names of cleaning rules, with comma
 
 from __future__ import annotations
 
+import functools
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,7 +91,13 @@ def load(preset_id: str, folders: Sequence[str | Path] = ()) -> Preset:
     files = find(folders)
     if preset_id not in files:
         raise ValueError(f"There is no preset {preset_id!r}. Presets are: {', '.join(files)}.")
+    return _read(files[preset_id], os.stat(files[preset_id]).st_mtime_ns, preset_id)
+
+
+@functools.lru_cache(maxsize=256)
+def _read(path: Path, mtime_ns: int, preset_id: str) -> Preset:
+    """The preset of a file in this state: a node's menu asks for all of them again and again."""
     try:
-        return parse(files[preset_id].read_text(encoding="utf-8"), preset_id)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"The preset {preset_id} cannot be read: {error}") from error
+        return parse(path.read_text(encoding="utf-8"), preset_id)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"The preset {preset_id} is not UTF-8: {error}.") from error

@@ -72,16 +72,18 @@ class Prompter:
     def detokenizer(self, encoded: Encoded | None = None) -> Detokenizer:
         """A new detokenizer, for one answer; control tokens give no text, marks of thinking do.
 
-        encoded: the prompt that is answered, where its stop conditions or its tags are not the model's own
+        encoded: the prompt that is answered: its stop tokens and tags count, and an answer that goes on from a prefix
+                 keeps its first space
         """
-        tags, stop = self._tags, list(self._model.end_ids)
+        tags, stop, begins = self._tags, list(self._model.end_ids), True
         if encoded is not None:
+            begins = not encoded.prompt.answer_prefix
             stop += [entry.id for entry in encoded.stop]
             if encoded.reasoning is not None:
                 tags = (encoded.reasoning.open_tag, encoded.reasoning.close_tag)
         shown = {self._ids[mark] for mark in marks_of(tags) if mark in self._ids}
         hidden = {one for one, token in self._added.items() if token.special} | set(stop)
-        return Detokenizer(self._tokenizer, frozenset(hidden - shown))
+        return Detokenizer(self._tokenizer, frozenset(hidden - shown), begins=begins)
 
     def _template(self, wanted: str | None) -> ChatTemplate:
         if wanted not in self._templates:

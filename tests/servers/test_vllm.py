@@ -11,7 +11,7 @@ import urllib.request
 import pytest
 
 from runtime import GREEDY, ModelSpec, Prompt, Request, Runtime, Sampling, collect, profiles
-from runtime.engines.openai_server import num_busy, read_metrics
+from runtime.engines.server.facts import num_busy, read_metrics
 from runtime.errors import ContextOverflow, ModelNotFound, ServerError
 from runtime.events import Failed, TextDelta
 from runtime.profiles import Profile
@@ -234,13 +234,13 @@ def test_a_server_asked_to_sleep_sleeps_when_let_go_and_wakes_for_the_next_run(s
     results(runtime, spec(), ask(QUESTIONS[0]))
 
 
-def test_a_server_that_is_told_to_end_in_mid_stream_is_noticed_by_its_silence(spec, runtime, vllm):
-    """SIGTERM leaves the socket open and sends nothing more."""
+def test_a_server_that_is_told_to_end_in_mid_stream_is_noticed(spec, runtime, vllm):
+    """SIGTERM leaves the socket open and silent, or sends an error event: it has been seen to do both."""
     vllm.start_if_down()
     events = begin(runtime, spec(between_tokens_s=5.0))
     os.kill(vllm.pids("api_server")[0], signal.SIGTERM)
 
-    with pytest.raises(ServerError, match="no further token within 5 s"):
+    with pytest.raises(ServerError, match=r"no further token within 5 s|EngineCore|broke"):
         results_of(events)
 
     vllm.stop()

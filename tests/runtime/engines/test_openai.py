@@ -323,6 +323,13 @@ def test_the_key_comes_from_the_environment_and_is_in_no_message_and_no_file(
     assert "[key]" in str(caught.value)
 
 
+def test_a_key_in_an_error_event_of_a_good_stream_is_not_shown(server, spec):
+    server.routes[CHAT] = stream(delta("a"), event(error={"message": f"bad {KEY} with other-secret"}), DONE)
+
+    with pytest.raises(ServerError, match=r"bad \[key\] with \[key\]"):
+        run(spec(key=KEY, headers=(("X-Other", "other-secret"),)))
+
+
 def test_a_missing_key_variable_is_named(spec, monkeypatch):
     monkeypatch.delenv("BOX_KEY", raising=False)
 

@@ -55,5 +55,6 @@ def sentencepiece():
     state["added_tokens"] = state["added_tokens"][:3]
     tokenizer = Tokenizer.from_str(json.dumps(state))
     tokenizer.add_special_tokens(CONTROL[:2])
-    tokenizer.add_tokens([*CONTROL[2:-1], AddedToken(CONTROL[-1], rstrip=True, lstrip=True)])
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in CONTROL[2:-1]])
+    tokenizer.add_tokens([AddedToken(CONTROL[-1], rstrip=True, lstrip=True)])
     return tokenizer

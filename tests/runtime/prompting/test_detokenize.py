@@ -6,6 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
+from runtime import Prompt
 from runtime.prompting.detokenize import Detokenizer
 from tests.runtime.prompting.kinds import KINDS
 
@@ -128,3 +129,12 @@ def test_a_decoder_of_another_kind_is_streamed_too():
     ids = [0, 1, 2, 0, 1, 1, 2, 3, 0] * 3
 
     assert "".join(streamed(Detokenizer(tokenizer), [[one] for one in ids])) == tokenizer.decode(ids)
+
+
+def test_an_answer_that_goes_on_from_a_prefix_keeps_its_space(prompters):
+    prompter = prompters("sentencepiece")
+    encoded = prompter.encode(Prompt(messages=Prompt.of("x").messages, answer_prefix="A photo of"))
+    ids = prompter._tokenizer.encode("a cat", add_special_tokens=False).ids
+
+    assert prompter.detokenizer(encoded).push(ids) == " a cat"
+    assert prompter.detokenizer().push(ids) == "a cat"

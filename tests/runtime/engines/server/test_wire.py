@@ -4,11 +4,11 @@ from pathlib import Path
 import pytest
 
 from runtime.engines.base import DecodeStep, PrefillStep, StopEntry
-from runtime.engines.openai_wire import MAX_EVENT_BYTES, ReplyReader, ServerEvent, SseDecoder, error_of
+from runtime.engines.server.wire import MAX_EVENT_BYTES, ReplyReader, ServerEvent, SseDecoder, error_of
 from runtime.errors import ContextOverflow, ModelNotFound, ServerError
 from runtime.events import Finish
 
-STREAMS = Path(__file__).parents[2] / "streams"
+STREAMS = Path(__file__).parents[3] / "streams"
 EOS = StopEntry(id=2, text="<|im_end|>", source="tokenizer")
 ENDPOINTS = {"completions": "completions", "chat": "chat", "native": "native"}
 WHOLE = sorted(path.name for path in STREAMS.glob("*.sse") if "killed" not in path.name)

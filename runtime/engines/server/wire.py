@@ -10,9 +10,9 @@ import json
 import re
 from typing import Any, Literal, NamedTuple
 
-from ..errors import ContextOverflow, ModelNotFound, ResidentError, ServerError
-from ..events import Finish
-from .base import DecodeStep, PrefillStep, StopEntry
+from ...errors import ContextOverflow, ModelNotFound, ResidentError, ServerError
+from ...events import Finish
+from ..base import DecodeStep, PrefillStep, StopEntry
 
 MAX_EVENT_BYTES = 8_000_000
 """Most bytes of one event; more is no language model speaking."""

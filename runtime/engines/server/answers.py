@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Union
 
-from ..errors import ResidentError, ServerError
-from ..telemetry import clock
-from . import openai_server as server
-from .base import FailedStep, Step, Work
-from .openai_body import chat_body, completion_body, native_body
-from .openai_http import Busy, Http, LoopThread, Unreachable
-from .openai_wire import Endpoint, ReplyReader
+from ...errors import ResidentError, ServerError
+from ...telemetry import clock
+from ..base import FailedStep, Step, Work
+from . import facts as server
+from .body import chat_body, completion_body, native_body
+from .http import Busy, Http, LoopThread, Unreachable
+from .wire import Endpoint, ReplyReader
 
 Queue = queue.SimpleQueue[tuple[int, Union[Step, BaseException]]]
 
@@ -132,11 +132,12 @@ class Answers:
         body = _body(endpoint, work, member)
         events = member.http.events(_PATHS[endpoint], body, has_begun=lambda: reader.has_begun)
         try:
-            async for event in events:
-                for step in reader.push(event):
-                    self._steps.put((index, step))
-                if reader.is_over:
-                    break
+            with member.http.translate_errors():
+                async for event in events:
+                    for step in reader.push(event):
+                        self._steps.put((index, step))
+                    if reader.is_over:
+                        break
         finally:
             await events.aclose()
         end = reader.end()
