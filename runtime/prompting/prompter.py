@@ -35,7 +35,7 @@ class Prompter:
         self._templates: dict[str | None, ChatTemplate] = {}
         self._tails: dict[str, int | None] = {}
         self._tags = find_tags("".join(model.templates.values()), self._ids)
-        self.vocab_size = max(model.tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+        self.vocab_size = model.vocab_size
 
     @classmethod
     def load(cls, model: str) -> Prompter:
