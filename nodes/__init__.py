@@ -5,6 +5,7 @@ from __future__ import annotations
 from comfy_api.latest import ComfyExtension, io
 
 from . import host
+from .benchmark import Benchmark
 from .generate import Generate
 from .load import LoadLLM
 from .memory import Free
@@ -12,7 +13,7 @@ from .prompt import LLMPrompt
 from .sampling import LLMSampling
 from .server import ConnectServer
 
-NODES: tuple[type[io.ComfyNode], ...] = (LoadLLM, ConnectServer, LLMPrompt, LLMSampling, Generate, Free)
+NODES: tuple[type[io.ComfyNode], ...] = (LoadLLM, ConnectServer, LLMPrompt, LLMSampling, Generate, Free, Benchmark)
 
 
 class Extension(ComfyExtension):

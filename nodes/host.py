@@ -120,6 +120,29 @@ def watch(events: Generator[Event, None, Answer], live: Live) -> Generator[Event
             yield event
 
 
+def check_interrupt() -> None:
+    """Raise ComfyUI's exception if the user pressed stop."""
+    comfy.model_management.throw_exception_if_processing_interrupted()
+
+
+def progress_bar(hidden: Any, total: int) -> Any:
+    """The node's own bar; `update_absolute(done, total)` moves it."""
+    return comfy.utils.ProgressBar(total, node_id=hidden.unique_id)
+
+
+def output_folder() -> str:
+    """Where ComfyUI lets nodes write."""
+    return str(folder_paths.get_output_directory())
+
+
+def image_of(picture: Any) -> Any:
+    """A Pillow RGB picture as ComfyUI's IMAGE: float32 [1, height, width, 3], 0 to 1."""
+    import numpy as np
+    import torch
+
+    return torch.from_numpy(np.asarray(picture, dtype=np.float32) / 255)[None]
+
+
 @contextlib.contextmanager
 def translated_errors() -> Iterator[None]:
     """Give an OutOfMemory that began in torch back as torch's own, with our sentence, so that ComfyUI frees memory."""
@@ -129,7 +152,7 @@ def translated_errors() -> Iterator[None]:
         cause: BaseException | None = error
         while cause is not None:
             if isinstance(cause, comfy.model_management.OOM_EXCEPTION) and not isinstance(cause, OutOfMemory):
-                raise type(cause)(str(error)) from error
+                raise comfy.model_management.OOM_EXCEPTION(str(error)) from error
             cause = cause.__cause__
         raise
 

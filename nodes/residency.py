@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import comfy.model_management as host_memory
 
 from ..runtime import ModelSpec, Runtime
-from ..runtime.device_memory import read
+from ..runtime.device_memory import read, release_heap
 from ..runtime.telemetry import format_bytes
 
 if TYPE_CHECKING:
@@ -165,6 +165,7 @@ class ComfyRoom:
                     loaded.currently_used = False
 
     def release_cached(self) -> None:
+        release_heap()
         host_memory.soft_empty_cache()
 
     def can_free(self, spec: ModelSpec) -> tuple[str, int] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Protocol
 
-from .device_memory import read, resolve
+from .device_memory import read, release_heap, resolve
 from .request import ModelSpec
 
 
@@ -39,6 +39,7 @@ class PlainRoom:
         pass
 
     def release_cached(self) -> None:
+        release_heap()
         torch = sys.modules.get("torch")
         if torch is not None and torch.cuda.is_initialized():
             torch.cuda.empty_cache()

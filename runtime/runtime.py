@@ -228,6 +228,7 @@ class Runtime:
 
     def _park(self, slot: Slot, engine: Engine) -> bool:
         if not isinstance(engine, Parkable):
+            log.info("%s keeps no copy of its own: only the page cache still holds its files", engine.info.engine)
             return False
         budget = self._host_budget(slot)
         if budget < engine.bytes.weights and not engine.info.capabilities.is_remote:

@@ -1,4 +1,5 @@
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -57,12 +58,14 @@ def test_every_place_in_the_tree_of_the_architecture_exists():
 
 
 @pytest.mark.parametrize("line", COMMANDS)
-def test_every_command_of_the_readme_runs(line, model_path):
+def test_every_command_of_the_readme_runs(line, model_path, tmp_path):
     pytest.importorskip("transformers")
     short = re.sub(r"--max-tokens \d+", "--max-tokens 8", line)
     words = [str(model_path) if word == "MODEL" else word for word in shlex.split(short)[1:]]
 
-    done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, timeout=600)
+    env = {**os.environ, "RESIDENT_LLM_PROFILES": str(tmp_path / "profiles.json")}
+
+    done = subprocess.run([sys.executable, *words], cwd=ROOT, env=env, capture_output=True, text=True, timeout=600)
 
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()

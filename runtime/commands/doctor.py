@@ -95,7 +95,7 @@ def _devices(devices: list[dict[str, Any]]) -> Iterator[str]:
 def _engines(engines: list[dict[str, Any]]) -> Iterator[str]:
     for one in engines:
         reason = one["why_unavailable"]
-        remedy = f". Try: {one['install']}" if one["install"] else ""
+        remedy = f". Try: {one['install']}" if one["install"] and "doctor" not in one["install"] else ""
         yield f"{one['name']:13} " + (f"cannot run: {reason}{remedy}" if reason else "can run")
 
 

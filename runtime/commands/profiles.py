@@ -83,8 +83,8 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _test(args: argparse.Namespace) -> int:
-    from ..engines.openai_http import Http, LoopThread
-    from ..engines.openai_server import ask_facts
+    from ..engines.server.facts import ask_facts
+    from ..engines.server.http import Http, LoopThread
 
     profile = profiles.find(args.name)
     loop = LoopThread()

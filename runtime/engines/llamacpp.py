@@ -25,11 +25,11 @@ from ..profiles import Profile
 from ..prompting.prompter import Prompter
 from ..request import ModelSpec, Prompt
 from ..telemetry import Bytes
-from . import openai
 from .base import Capabilities, Encoded, EngineInfo, Loading, Steps, Work
-from .openai_answers import Member
-from .openai_http import Http, LoopThread
-from .openai_server import ask_facts
+from .server.answers import Member
+from .server.engine import ServerEngine
+from .server.facts import ask_facts
+from .server.http import Http, LoopThread
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ CONTEXT_STEP = 256
 class LlamaCppEngine:
     """One GGUF model and the server that runs it."""
 
-    def __init__(self, native: Any, client: openai.ServerEngine, info: EngineInfo, num_bytes: Bytes) -> None:
+    def __init__(self, native: Any, client: ServerEngine, info: EngineInfo, num_bytes: Bytes) -> None:
         self._native = native
         self._client = client
         self._bytes = num_bytes
@@ -180,7 +180,7 @@ def load(spec: ModelSpec) -> Loading:
         http = Http(Profile(name="llamacpp", base_url=address, key=key, max_concurrent=num_parallel(spec)), loop)
         facts = ask_facts(http)
         member = Member(http, facts, facts.models[0])
-        client = openai.ServerEngine(spec, loop, [member], prompter)
+        client = ServerEngine(spec, loop, [member], prompter)
         yield LoadProgress(done=total, total=total)
     except BaseException:
         loop.close()

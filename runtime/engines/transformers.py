@@ -11,6 +11,7 @@ import inspect
 import logging
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,6 +35,7 @@ from .base import (
     Work,
 )
 from .parking import Parking
+from .precision import matmul_sums
 from .sampling import Sampler
 from .torch_device import name_of
 from .transformers_cache import LiveCache
@@ -44,6 +46,8 @@ log = logging.getLogger(__name__)
 
 PREFILL_CHUNK = 512
 """Prompt tokens of one forward pass: the longest that an interrupt can take."""
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "*.tiktoken", "vocab.*", "spiece.model", "merges.txt")
 
 
 class TransformersEngine:
@@ -144,7 +148,7 @@ class TransformersEngine:
         thread that reads the generator.
         """
         live = self._live
-        with torch.inference_mode(), translate_errors("generating", GenerationFailed):
+        with torch.inference_mode(), translate_errors("generating", GenerationFailed), matmul_sums(self._plan.sums):
             tokens = torch.tensor([ids], device=self._plan.device)
             try:
                 out = self._model(input_ids=tokens, **{self._cache_name: live.cache}, **self._options)
@@ -283,13 +287,12 @@ def load(spec: ModelSpec) -> Loading:
 
 
 def _prompter(settled: Plan) -> Prompter:
-    try:
-        return Prompter.load(settled.model.path)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
+    path = Path(settled.model.path)
+    if path.is_dir() and not any(found for name in TOKENIZER_FILES for found in path.glob(name)):
         raise ModelLoadFailed(
-            f"{settled.name} has no tokenizer that can be read ({type(error).__name__}). Download tokenizer.json and "
-            "tokenizer_config.json again."
-        ) from error
+            f"{settled.name} has no tokenizer. Download its tokenizer.json and tokenizer_config.json too."
+        )
+    return Prompter.load(settled.model.path)
 
 
 def _check_rows(settled: Plan, model: Any, prompter: Prompter) -> None:

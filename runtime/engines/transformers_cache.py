@@ -146,7 +146,7 @@ class LiveCache:
         """Make the buffers hold the longest prefix of `ids` that is known; return its length."""
         length = usable_length(self.ids, ids, self._boundaries)
         kept_length, kept = self._kept.longest(ids)
-        if self._num_prompt - max(length, kept_length) >= MIN_KEPT:
+        if self._num_prompt - length >= MIN_KEPT:
             self.keep()
         if kept is not None and kept_length > length:
             self._load(kept)

@@ -203,6 +203,7 @@ def stream_weights(
     return (yield from _read_all(model_class, config, headers, device, dtype, attention))
 
 
+@torch.inference_mode(False)  # a host may load inside its own inference mode, whose tensors make no parameters
 def _stand_in(header: TensorHeader, dtype: torch.dtype) -> torch.Tensor:
     """A tensor of the right type and shape that takes no memory: of one column, or - where transformers 4 would copy
     that - of pages that nobody touches."""

@@ -204,7 +204,8 @@ def _from_transformers(folder: Path, templates: dict[str, str], **where: str) ->
         wrapped = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **where)
     except Exception as error:  # a foreign loader on a foreign file
         raise ModelLoadFailed(
-            f"The tokenizer of {folder / where.get('gguf_file', '')} cannot be read: {error} Fetch the model again."
+            f"The tokenizer of {folder / where.get('gguf_file', '')} cannot be read: "
+            f"{' '.join(str(error).split())} Fetch the model again."
         ) from error
     tokenizer = getattr(wrapped, "backend_tokenizer", None)
     if tokenizer is None:

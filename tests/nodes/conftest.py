@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -92,3 +93,17 @@ def graph(model="script-quick", user="a cat", **inputs):
 def free(**inputs):
     """The API form of a Free LLM Memory node."""
     return {"class_type": "ResidentFree", "inputs": {"drop_host_copies": True, **inputs}}
+
+
+def interrupted(comfy, prompt, phase, delay_s):
+    """Run a prompt and interrupt it some time after it has come to a phase."""
+    is_done = False
+
+    def on_event(event):
+        nonlocal is_done
+        if not is_done and event.type == "resident.stream" and event.data["phase"] == phase:
+            is_done = True
+            time.sleep(delay_s)
+            comfy.interrupt()
+
+    return comfy.run_prompt(prompt, on_event=on_event)

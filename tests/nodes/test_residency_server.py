@@ -78,13 +78,12 @@ def plain(comfy_with):
 
 
 def start_empty(server):
-    server.free()
-    wait_until(lambda: server.get("/queue")["queue_running"] == [])
-    time.sleep(1.5)
+    """Nothing is loaded from here on."""
+    server.run_prompt({"1": {"class_type": "ResidentFree", "inputs": {"drop_host_copies": True}}})
     return Loads(server)
 
 
-def wait_until(is_true, timeout_s=20):
+def wait_until(is_true, timeout_s=60):
     end = time.monotonic() + timeout_s
     while not is_true():
         assert time.monotonic() < end
@@ -102,6 +101,28 @@ def test_after_free_the_next_prompt_loads_again_by_itself_in_every_cache_mode(se
 
     assert texts == [["You said: a"], ["You said: b"], ["You said: c"]]
     assert (loads_before, seen.loads, seen.unloads) == (1, 2, 1)
+
+
+def rss_bytes(server):
+    status = Path(f"/proc/{server.process.pid}/status").read_text()
+    return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmRSS"))
+
+
+def test_free_gives_the_memory_of_a_real_model_back_and_it_comes_again(plain):
+    seen = start_empty(plain)
+    real = load(engine="transformers", context_len=512)
+    before = rss_bytes(plain)
+
+    first = plain.run_prompt({"1": real, "2": generate("1", "Say hello.")}, timeout_s=120)
+    held = rss_bytes(plain) - before
+    plain.free()
+    wait_until(lambda: seen.unloads)
+    wait_until(lambda: rss_bytes(plain) - before < held / 2)
+    again = plain.run_prompt({"1": real, "2": generate("1", "Say hello.")}, timeout_s=120)
+
+    assert held > 400_000_000
+    assert again.outputs["2"]["text"] == first.outputs["2"]["text"]
+    assert (seen.loads, again.cached) == (2, [])
 
 
 def test_without_smart_memory_the_model_leaves_after_each_prompt_and_comes_back(comfy_with):

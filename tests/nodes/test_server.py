@@ -3,13 +3,12 @@
 import json
 import random
 import re
-import time
 import uuid
 
 import pytest
 
 from tests.host.comfy import EventSocket
-from tests.nodes.conftest import REPLY, free, generate, graph, load_llm
+from tests.nodes.conftest import REPLY, free, generate, graph, interrupted, load_llm
 
 pytestmark = pytest.mark.server
 
@@ -240,17 +239,3 @@ def test_an_interrupt_in_any_phase_leaves_the_next_run_as_it_was(scripted, phase
         assert again.outputs["3"]["text"] == [ANSWER]
     whole = scripted.run_prompt(graph("script-slow", seed=fresh_seed()))
     assert whole.outputs["3"]["text"] == [ANSWER * 2]
-
-
-def interrupted(comfy, prompt, phase, delay_s):
-    """Run a prompt and interrupt it some time after it has come to a phase."""
-    is_done = False
-
-    def on_event(event):
-        nonlocal is_done
-        if not is_done and event.type == "resident.stream" and event.data["phase"] == phase:
-            is_done = True
-            time.sleep(delay_s)
-            comfy.interrupt()
-
-    return comfy.run_prompt(prompt, on_event=on_event)

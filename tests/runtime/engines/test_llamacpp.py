@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("xllamacpp", reason="the package xllamacpp is not installed")
 
 from runtime import GREEDY, ModelSpec, Prompt, Request, Runtime, collect
-from runtime.engines.openai_server import num_busy, read_metrics
+from runtime.engines.server.facts import num_busy, read_metrics
 from runtime.errors import ModelLoadFailed, ModelUnsupported
 from runtime.events import TextDelta
 

@@ -7,9 +7,9 @@ import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..errors import ModelNotFound, ServerError
-from .base import Encoded
-from .openai_http import Http
+from ...errors import ModelNotFound, ServerError
+from ..base import Encoded
+from .http import Http
 
 ServerKind = Literal["vllm", "llamacpp", "sglang", "ollama", "tabbyapi", "other"]
 

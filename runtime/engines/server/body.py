@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..errors import TemplateFailed
-from ..request import Message, Prompt, Sampling
-from .base import Work
+from ...errors import TemplateFailed
+from ...request import Message, Prompt, Sampling
+from ..base import Work
 
 LLAMACPP_MAX_SEED = 2**32 - 2
 """The value above it means "random" to llama.cpp."""
