@@ -10,10 +10,11 @@ from pathlib import Path
 from ..engines.base import Encoded, Reasoning, StopEntry
 from ..errors import TemplateFailed
 from ..request import Message, Option, Prompt
-from .chat_template import ChatTemplate, end_of_turn, resolve
+from .chat_template import ChatTemplate, end_of_turn
 from .control_tokens import ControlTokens, Mark
 from .detokenize import Detokenizer
 from .reasoning import CHANNELS, FINAL_CHANNEL, find_tags, marks_of
+from .template_choice import resolve
 from .tokenizer import ModelTokenizer, TokenizerCache
 
 _CACHE = TokenizerCache(size=4)
