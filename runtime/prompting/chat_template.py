@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from pathlib import Path
 from typing import Any, NoReturn
 
 import jinja2
@@ -18,8 +17,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ..errors import TemplateFailed
 from ..request import Option
-
-BUILT_IN = Path(__file__).with_name("templates")
+from .built_in_templates import built_in_names, read_built_in
 
 Messages = Sequence[tuple[str, str]]
 """(role, text) of each turn."""
@@ -99,11 +97,6 @@ class ChatTemplate:
             ) from error
 
 
-def built_in_names() -> tuple[str, ...]:
-    """The names of the built-in rules, sorted."""
-    return tuple(sorted(path.stem for path in BUILT_IN.glob("*.jinja")))
-
-
 def choices() -> str:
     """What a user can set `template` to, for error messages."""
     return f"one of the built-in rules ({', '.join(built_in_names())}), or the text of a Jinja template"
@@ -126,7 +119,7 @@ def resolve(wanted: str | None, own: Mapping[str, str]) -> str:
     if wanted in own:
         return own[wanted]
     if wanted in built_in_names():
-        return (BUILT_IN / f"{wanted}.jinja").read_text(encoding="utf-8")
+        return read_built_in(wanted)
     if "{{" in wanted or "{%" in wanted:
         return wanted
     raise TemplateFailed(f"There is no chat template {wanted!r}. Set `template` to {choices()}.")

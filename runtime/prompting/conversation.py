@@ -9,7 +9,7 @@ from pathlib import Path
 from ..engines.base import Encoded
 from ..request import Message, ModelSpec, Prompt, Thinking
 from . import presets
-from .chat_template import built_in_names
+from .built_in_templates import built_in_names
 from .stop import parse_stop_strings
 
 NO_PRESET = "none"
