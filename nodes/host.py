@@ -87,7 +87,7 @@ def llm_folders() -> list[str]:
 
 def user_folders(kind: str) -> list[str]:
     """Where the user's own files of a kind lie ("presets", "templates"): a folder that no HTTP route serves."""
-    return [os.path.join(folder_paths.get_user_directory(), "__resident_llm", kind)]
+    return [os.path.join(system_user_folder(), kind)]
 
 
 def devices() -> list[str]:
