@@ -185,6 +185,16 @@ class ServerEngine:
             for waited_s in waiting(self._wake):
                 yield 0, WaitStep(what=f"{self._members[0].title} to wake up", waited_s=waited_s)
 
+    def figures(self) -> dict[str, dict[str, float]]:
+        """What each server tells of itself now, for the monitor; a server that does not answer is left out."""
+        found: dict[str, dict[str, float]] = {}
+        for member in self._members:
+            try:
+                found[member.title] = server.figures(server.read_metrics(member.http.get("/metrics").text))
+            except ResidentError as error:
+                log.debug("%s: %s", member.title, error)
+        return found
+
     def trim(self, num_bytes: int) -> int:
         return 0
 
