@@ -126,6 +126,7 @@ class LoadLLM(io.ComfyNode):
                 advanced(
                     io.Float.Input(
                         "host_copy_gb",
+                        optional=True,
                         default=-1,
                         min=-1,
                         max=4096,
@@ -133,6 +134,16 @@ class LoadLLM(io.ComfyNode):
                         tooltip="System memory in GB that the weights may wait in when an image model needs the GPU; "
                         "they come back from there much faster than from disk. -1 is a quarter of what is free, "
                         "0 is off.",
+                    )
+                ),
+                advanced(
+                    io.Combo.Input(
+                        "sums",
+                        optional=True,
+                        options=["auto", "full", "reduced"],
+                        default="auto",
+                        tooltip="How 16-bit matrix products add up on a GPU with transformers: full is exact and may "
+                        "be slower, auto leaves what ComfyUI has set. Only this model is touched.",
                     )
                 ),
             ],
@@ -172,7 +183,8 @@ class LoadLLM(io.ComfyNode):
         context_len: int,
         kv_cache: str,
         when_idle: WhenIdle,
-        host_copy_gb: float,
+        host_copy_gb: float = -1,
+        sums: str = "auto",
     ) -> io.NodeOutput:
         path = model_path(model)
         spec = ModelSpec(
@@ -184,6 +196,7 @@ class LoadLLM(io.ComfyNode):
             attention=attention,
             context_len=context_len or None,
             kv_cache=kv_cache,
+            options=() if sums == "auto" else (("sums", sums),),
             when_idle=when_idle,
             host_copy_bytes=None if host_copy_gb < 0 else int(host_copy_gb * 1e9),
         )
