@@ -7,7 +7,7 @@ from typing import Any, get_args
 from comfy_api.latest import io
 
 from ..runtime import ModelSpec
-from ..runtime.engines import exllamav2_install
+from ..runtime.engines import row
 from ..runtime.errors import EngineUnavailable, ModelNotFound
 from ..runtime.request import Option, WhenIdle
 from . import host, models
@@ -16,6 +16,11 @@ from .schema import advanced, schema
 from .types import LLM
 
 NO_DRAFT, NGRAM = "(off)", "(n-grams of the text)"
+
+
+def why_unavailable() -> str | None:
+    """Why the engine cannot run on this machine."""
+    return row("exllamav2").why_unavailable()
 
 
 def lora_lines(text: str) -> str:
@@ -33,7 +38,7 @@ class LoadExLlamaV2(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
         names = [name for name in models.listing(host.llm_folders()).models if not name.lower().endswith(".gguf")]
-        reason = exllamav2_install.why_unavailable()
+        reason = why_unavailable()
         return schema(
             node_id="ResidentLoadExLlamaV2",
             display_name="Load LLM (ExLlamaV2)",
@@ -144,7 +149,7 @@ class LoadExLlamaV2(io.ComfyNode):
         loras: str,
         when_idle: WhenIdle,
     ) -> io.NodeOutput:
-        if reason := exllamav2_install.why_unavailable():
+        if reason := why_unavailable():
             raise EngineUnavailable(f"ExLlamaV2 cannot run here: {reason}")
         path = model_path(model)
         options: list[tuple[str, Option]] = [("max_batch", max_batch)]

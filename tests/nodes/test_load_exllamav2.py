@@ -17,7 +17,7 @@ def node(pack, monkeypatch, tmp_path):
         (tmp_path / name / "config.json").touch()
     (tmp_path / "one.gguf").write_bytes(b"x")
     monkeypatch.setattr(module.host, "llm_folders", lambda: [str(tmp_path)])
-    monkeypatch.setattr(module.exllamav2_install, "why_unavailable", lambda: None)
+    monkeypatch.setattr(module, "why_unavailable", lambda: None)
     return module
 
 
@@ -66,7 +66,7 @@ def test_loras_are_names_of_the_menu_with_a_strength(node, tmp_path, pack):
 
 
 def test_a_machine_that_cannot_run_it_says_so_on_the_node(node, monkeypatch, pack):
-    monkeypatch.setattr(node.exllamav2_install, "why_unavailable", lambda: "torch 2.13.0+cpu is a CPU build")
+    monkeypatch.setattr(node, "why_unavailable", lambda: "torch 2.13.0+cpu is a CPU build")
 
     with pytest.raises(pack("runtime.errors").EngineUnavailable, match=r"ExLlamaV2 cannot run here: torch 2\.13\.0"):
         load(node)
