@@ -151,10 +151,12 @@ def _feed(engine: Any, prompt: list[int]) -> Row:
 
 def _nan(engine: Any, prompt: list[int]) -> Row:
     norm = engine._parts.model.modules[-2]
-    kept = norm.weight.data.clone()
-    norm.weight.data.fill_(float("nan"))
+    with torch.inference_mode():
+        kept = norm.weight.data.clone()
+        norm.weight.data.fill_(float("nan"))
     ends = list(stream(FixedPrompts(engine), [ask(prompt, 8)]))
-    norm.weight.data.copy_(kept)
+    with torch.inference_mode():
+        norm.weight.data.copy_(kept)
     error = ends[-1].error if isinstance(ends[-1], Failed) else None
     return {"error": str(error), "ok": isinstance(error, GenerationFailed) and "output token 1" in str(error)}
 

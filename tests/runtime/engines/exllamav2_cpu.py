@@ -78,6 +78,7 @@ class Model:
         self.device_context = []
         self.config = None
 
+    @torch.inference_mode()
     def forward(self, ids, cache):
         params = SimpleNamespace(past_len=cache.current_seq_len)
         out = self.forward_chunk(input_ids=ids, cache=cache, attn_params=params)["logits"]
