@@ -28,8 +28,8 @@ SDKS = {"scripted": cpu.scripted_sdk, "real": cpu.real_sdk}
 
 @pytest.fixture(params=list(SDKS))
 def sdk(request):
-    if request.param == "real" and cpu.real_folder() is None:
-        pytest.skip("no unpacked exllamav2 in .build/exllamav2 or RESIDENT_TEST_EXLLAMAV2")
+    if request.param == "real" and (reason := cpu.real_folder()[1]):
+        pytest.skip(reason)
     return SDKS[request.param]()
 
 
