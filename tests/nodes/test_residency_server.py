@@ -137,14 +137,17 @@ def test_without_smart_memory_the_model_leaves_after_each_prompt_and_comes_back(
     assert seen.loads == 2
 
 
-def test_five_generators_queued_ten_times_load_once(plain):
+def test_five_generators_queued_ten_times_load_once_and_memory_stays_flat(plain):
     seen = start_empty(plain)
 
+    sizes = []
     for _ in range(10):
         run = plain.run_prompt({"1": load(), **{str(node): generate("1") for node in range(2, 7)}})
         assert len(run.ran()) >= 5
+        sizes.append(rss_bytes(plain))
 
     assert (seen.loads, seen.unloads) == (1, 0)
+    assert sizes[-1] - sizes[1] < 20_000_000
 
 
 def test_two_equal_loaders_share_one_model_and_a_changed_option_says_why_it_reloads(plain):
