@@ -42,7 +42,7 @@ test-slow: venv-test model
 
 test-compat: model
 	$(SET_UP) compat
-	@.venv-compat/bin/python -m pytest tests/runtime/engines -m "not server and not browser and not slow and not gpu and not vllm" -rs $(ARGS)
+	@.venv-compat/bin/python -m pytest tests/runtime/engines tests/runtime/test_engine_contract.py -m "not server and not browser and not slow and not gpu and not vllm" -rs $(ARGS)
 
 check: venv-test
 	@$(PY) -m ruff format --check .

@@ -152,7 +152,7 @@ def translated_errors() -> Iterator[None]:
         cause: BaseException | None = error
         while cause is not None:
             if isinstance(cause, comfy.model_management.OOM_EXCEPTION) and not isinstance(cause, OutOfMemory):
-                raise type(cause)(str(error)) from error
+                raise comfy.model_management.OOM_EXCEPTION(str(error)) from error
             cause = cause.__cause__
         raise
 

@@ -63,7 +63,7 @@ def bare_loop(model_path: Path, prompt: dict[str, Any], device: str) -> Callable
             token.item()
             began_at = time.perf_counter()
             for _ in range(num_tokens - 1):
-                output = model(token, past_key_values=output.past_key_values, use_cache=True)
+                output = model(token, cache=output.cache, use_cache=True)
                 token = output.logits[:, -1].argmax(-1, keepdim=True)
                 token.item()
             return (num_tokens - 1) / (time.perf_counter() - began_at)

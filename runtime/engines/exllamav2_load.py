@@ -13,8 +13,8 @@ import torch
 
 from ..errors import EngineUnavailable, ModelUnsupported, OutOfMemory
 from ..events import LoadProgress
-from ..models.awq import read_config
 from ..models.exllamav2_config import ELSEWHERE, check_supported, flat_rope
+from ..models.info import read_config
 from ..models.repack import repack
 from ..models.safetensors_header import read_headers
 from ..request import ModelSpec

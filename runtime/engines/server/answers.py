@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import queue
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -16,10 +17,13 @@ from .body import chat_body, completion_body, native_body
 from .http import Busy, Http, LoopThread, Unreachable
 from .wire import Endpoint, ReplyReader
 
+log = logging.getLogger(__name__)
+
 Queue = queue.SimpleQueue[tuple[int, Union[Step, BaseException]]]
 
 CONNECT_TRIES = 3
 BUSY_TRIES = 4
+MIN_PAUSE_S = 0.05
 MAX_RETRY_AFTER_S = 60.0
 DEFAULT_CONTEXT_LEN = 4096
 
@@ -59,6 +63,7 @@ class Answers:
         self._batch = batch
         self._steps = steps
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._gone: set[Member] = set()
 
     def start(self) -> None:
         self._loop.run(self._start())
@@ -100,29 +105,45 @@ class Answers:
     async def _try(self, index: int, work: Work) -> None:
         """Ask until an answer begins; what has begun is never asked for again."""
         num_refused = num_busy = 0
-        begun_at = clock()
+        paused_s = 0.0
         while True:
-            member = await self._slots.get()
+            member = await self._free_member()
             try:
                 await self._read(index, work, member)
                 return
             except Unreachable:
+                if self._give_up(member):
+                    continue
                 num_refused += 1
                 if num_refused == CONNECT_TRIES:
                     raise
-                pause = 0.2 * num_refused
+                await asyncio.sleep(0.2 * num_refused)
             except Busy as error:
                 num_busy += 1
-                if num_busy == BUSY_TRIES and error.retry_after_s is None:
-                    raise
                 pause = 2.0**num_busy / 2 if error.retry_after_s is None else error.retry_after_s
-                if pause > MAX_RETRY_AFTER_S or clock() + pause - begun_at > member.http.profile.first_token_s:
+                paused_s += pause
+                is_hopeless = num_busy == BUSY_TRIES and error.retry_after_s is None
+                if is_hopeless or pause > MAX_RETRY_AFTER_S or paused_s > member.http.profile.first_token_s:
                     raise
-                await asyncio.sleep(pause)
-                pause = 0
+                await asyncio.sleep(max(pause, MIN_PAUSE_S))  # in its place: that is how a busy server gets less
             finally:
-                self._slots.put_nowait(member)
-            await asyncio.sleep(pause)
+                if member not in self._gone:
+                    self._slots.put_nowait(member)
+
+    async def _free_member(self) -> Member:
+        while True:
+            member = await self._slots.get()
+            if member not in self._gone:
+                return member
+
+    def _give_up(self, member: Member) -> bool:
+        """Ask a server that cannot be reached no more, if the pool has another one."""
+        if len(self._gone | {member}) == len(self._members):
+            return False
+        if member not in self._gone:
+            log.warning("%s cannot be reached; the others of its pool go on", member.title)
+        self._gone.add(member)
+        return True
 
     async def _read(self, index: int, work: Work, member: Member) -> None:
         endpoint = member.endpoint(work.encoded.token_ids is not None)

@@ -64,6 +64,7 @@ class ServerEngine:
         lengths = [member.model.context_len for member in self._members if member.model.context_len]
         kinds = {member.facts.kind for member in self._members}
         takes_ids = self._prompter is not None and kinds <= set(TAKES_IDS)
+        tells_reuse = takes_ids and kinds == {"llamacpp"}
         return EngineInfo(
             engine="openai",
             model=first.model.name,
@@ -73,7 +74,7 @@ class ServerEngine:
             attention="the server's",
             kv_cache="the server's",
             capabilities=Capabilities(
-                has_token_ids=takes_ids, can_feed=False, can_batch=True, has_prefix_reuse=takes_ids, is_remote=True
+                has_token_ids=takes_ids, can_feed=False, can_batch=True, has_prefix_reuse=tells_reuse, is_remote=True
             ),
             warnings=self._warnings,
             details={"servers": [member.title for member in self._members]},

@@ -51,7 +51,7 @@ def test_the_lines_name_sizes_and_what_speaks_against_each_engine(folder):
     assert done.returncode == 0, done.stderr
     assert "fp16  65536 bytes a token, 17.2 GB at full context" in done.stdout
     assert "8 bytes in 1 tensors: F16 8 bytes" in done.stdout
-    assert "engines        transformers  yes" in done.stdout or "transformers  no: " in done.stdout
+    assert "llamacpp      no: it reads gguf, and this is safetensors" in done.stdout
 
 
 def test_a_missing_tokenizer_is_a_fact_not_a_failure(folder):

@@ -253,6 +253,26 @@ def test_a_busy_server_is_asked_again_as_it_says_and_nothing_is_lost(server, spe
     assert len(server.bodies(CHAT)) == 28
 
 
+def test_a_list_of_500_on_a_server_that_takes_4_at_a_time_is_answered_whole_and_in_order(server, spec):
+    places = threading.Semaphore(4)
+
+    def act(connection, seen):
+        if not places.acquire(blocking=False):
+            reply({"error": {"message": "queue full"}}, 503, Retry_After="0")(connection, seen)
+            return
+        try:
+            good(seen.body["messages"][0]["content"])(connection, seen)
+        finally:
+            places.release()
+
+    server.routes[CHAT] = act
+
+    results = run(spec(max_concurrent=12), *(ask(f"p{n}") for n in range(500)))
+
+    assert [result.text for result in results] == [f"p{n}" for n in range(500)]
+    assert server.max_open <= 12
+
+
 def test_a_retry_after_beyond_patience_is_told_at_once(server, spec):
     server.routes[CHAT] = reply({"error": {"message": "queue full"}}, 503, Retry_After="3600")
 
@@ -365,6 +385,25 @@ def test_a_pool_spreads_a_list_and_leaves_out_a_server_that_is_down(server, spec
         assert sum(counts) == 30
         assert min(counts) >= 1
         assert "Left out of the pool" in results[0].report["warnings"][0]
+
+
+def test_a_server_that_leaves_a_pool_between_two_runs_costs_no_item(server, spec):
+    def act(connection, seen):
+        good(seen.body["messages"][0]["content"])(connection, seen)
+
+    server.routes[CHAT] = act
+    with ScriptedServer({CHAT: act}) as second:
+        spec(name="second", url=second.url)
+        the_spec, runtime = spec(pool=("second",)), Runtime()
+        list(runtime.generate(the_spec, [ask("first run")]))
+    requests = [ask(f"p{n}") for n in range(40)]
+
+    collector = collect(runtime.generate(the_spec, requests), the_spec, requests)
+
+    [resident] = runtime.residents()
+    results = collector.results(resident.info, resident.bytes)
+    assert [result.text for result in results] == [f"p{n}" for n in range(40)]
+    runtime.close()
 
 
 def test_a_busier_server_of_a_pool_is_asked_later(server, spec):
