@@ -112,6 +112,7 @@ class Bench:
         self.events = pack_module("runtime.events")
         self.runtime = pack_module("nodes.residency").enter(self.pack.Runtime())
         self.results: dict[str, Any] = {"is_tiny": args.tiny}
+        self.texts: set[str] = set()  # of one prompt, cold and warm: in 16 bits they may differ
         self.diffusion = TorchModel(1000 if args.tiny else int(args.diffusion_gb * GB), self.device)
 
     def left_s(self) -> float:
@@ -232,7 +233,8 @@ def first_load(bench: Bench) -> None:
     bench.results["free_before"] = before = bench.free()
     text, end, loaded_s = bench.generate("hello " * 20, 32)
     [resident] = bench.runtime.residents()
-    bench.results["text"] = text
+    warm_text, _, _ = bench.generate("hello " * 20, 32)
+    bench.texts = {text, warm_text}
     bench.record(
         "first_load",
         {
@@ -303,7 +305,7 @@ def evict_and_return(bench: Bench, name: str) -> None:
             "evict_s": evict_s,
             "return_s": return_s,
             "return_gb_per_s": held / return_s / GB,
-            "has_same_text": text == bench.results["text"],
+            "has_same_text": text in bench.texts,
             "diffusion_left_bytes": bench.diffusion.loaded_size(),
         },
     )
@@ -324,7 +326,7 @@ def return_from_disk(bench: Bench, name: str, *, drop_page_cache: bool) -> None:
             "unload_s": unload_s,
             "return_s": return_s,
             "return_gb_per_s": bench.held() / return_s / GB,
-            "has_same_text": text == bench.results["text"],
+            "has_same_text": text in bench.texts,
         },
     )
 

@@ -80,7 +80,7 @@ def test_a_model_moved_behind_our_back_is_loaded_again(full_card):
 
     text, _, _ = full_card.generate("hello " * 20, 32)
 
-    assert text == full_card.results["text"]
+    assert text in full_card.texts
 
 
 def test_ten_cycles_leave_device_memory_where_it_was(full_card):
