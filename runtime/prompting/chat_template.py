@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from pathlib import Path
 from typing import Any, NoReturn
 
 import jinja2
@@ -18,8 +17,11 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ..errors import TemplateFailed
 from ..request import Option
-
-BUILT_IN = Path(__file__).with_name("templates")
+<<<<<<< HEAD
+from .template_choice import choices
+=======
+from .built_in_templates import built_in_names, read_built_in
+>>>>>>> nodes
 
 Messages = Sequence[tuple[str, str]]
 """(role, text) of each turn."""
@@ -99,11 +101,8 @@ class ChatTemplate:
             ) from error
 
 
-def built_in_names() -> tuple[str, ...]:
-    """The names of the built-in rules, sorted."""
-    return tuple(sorted(path.stem for path in BUILT_IN.glob("*.jinja")))
-
-
+<<<<<<< HEAD
+=======
 def choices() -> str:
     """What a user can set `template` to, for error messages."""
     return f"one of the built-in rules ({', '.join(built_in_names())}), or the text of a Jinja template"
@@ -126,12 +125,13 @@ def resolve(wanted: str | None, own: Mapping[str, str]) -> str:
     if wanted in own:
         return own[wanted]
     if wanted in built_in_names():
-        return (BUILT_IN / f"{wanted}.jinja").read_text(encoding="utf-8")
+        return read_built_in(wanted)
     if "{{" in wanted or "{%" in wanted:
         return wanted
     raise TemplateFailed(f"There is no chat template {wanted!r}. Set `template` to {choices()}.")
 
 
+>>>>>>> nodes
 def end_of_turn(render: Callable[..., str]) -> str:
     """The text that the template puts behind an assistant's turn; empty where it cannot be told."""
     answer = "\ue000answer\ue001"
