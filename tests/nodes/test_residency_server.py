@@ -33,8 +33,8 @@ def load(**inputs):
     return {"class_type": "ResidentLoadLLM", "inputs": {**fields, **inputs}}
 
 
-def generate(llm, prompt=None):
-    fields = {"max_tokens": 32, "seed": 0, "thinking_budget": 0, "on_cut_thinking": "error"}
+def generate(llm, prompt=None, max_tokens=32):
+    fields = {"max_tokens": max_tokens, "seed": 0, "thinking_budget": 0, "on_cut_thinking": "error"}
     inputs = {"llm": [llm, 0], "prompt": prompt or next(_words), **fields}
     return {"class_type": "ResidentGenerate", "inputs": inputs}
 
@@ -113,12 +113,12 @@ def test_free_gives_the_memory_of_a_real_model_back_and_it_comes_again(plain):
     real = load(engine="transformers", context_len=512)
     before = rss_bytes(plain)
 
-    first = plain.run_prompt({"1": real, "2": generate("1", "Say hello.")}, timeout_s=120)
+    first = plain.run_prompt({"1": real, "2": generate("1", "Say hello.", max_tokens=4)}, timeout_s=120)
     held = rss_bytes(plain) - before
     plain.free()
     wait_until(lambda: seen.unloads)
     wait_until(lambda: rss_bytes(plain) - before < held / 2)
-    again = plain.run_prompt({"1": real, "2": generate("1", "Say hello.")}, timeout_s=120)
+    again = plain.run_prompt({"1": real, "2": generate("1", "Say hello.", max_tokens=4)}, timeout_s=120)
 
     assert held > 400_000_000
     assert again.outputs["2"]["text"] == first.outputs["2"]["text"]
