@@ -59,7 +59,7 @@ class ConnectServer(io.ComfyNode):
                     )
                 ),
             ],
-            outputs=[LLM.Output("llm", tooltip="The choice of model, for Generate Text.")],
+            outputs=[LLM.Output("llm", display_name="llm", tooltip="The choice of model, for Generate Text.")],
         )
 
     @classmethod
