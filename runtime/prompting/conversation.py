@@ -9,10 +9,6 @@ from pathlib import Path
 from ..engines.base import Encoded
 from ..request import Message, ModelSpec, Prompt, Thinking
 from . import presets
-<<<<<<< HEAD
-=======
-from .built_in_templates import built_in_names
->>>>>>> nodes
 from .stop import parse_stop_strings
 from .template_choice import built_in_names
 
