@@ -78,6 +78,8 @@ class ControlTokens:
 
         user_texts, template: all that goes into the rendering, to find characters that occur nowhere in it
         """
+        for one in user_texts:
+            _check_whole(one)
         marks = _Marks(chain(template, *user_texts))
         literal_text = render(lambda text: marks.swap(text, self._literals(text)))
         text, literal_spans = marks.restore(literal_text)
@@ -196,6 +198,13 @@ class _Marks:
         pattern = "[" + "".join(self._mark.values()) + "]+"
         spans = [match.span() for match in re.finditer(pattern, marked)]
         return marked.translate({ord(mark): char for char, mark in self._mark.items()}), spans
+
+
+def _check_whole(text: str) -> None:
+    """Raise TemplateFailed for half of a surrogate pair, which no tokenizer can read."""
+    if half := re.search("[\ud800-\udfff]", text):
+        where = f"U+{ord(half.group()):04X}) at position {half.start() + 1}"
+        raise TemplateFailed(f"The text holds half a character ({where}. Type it anew.")
 
 
 def _marked(spans: list[Span], span: Span) -> list[Span]:

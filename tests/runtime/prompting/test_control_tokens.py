@@ -6,6 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from runtime import Message, Prompt
+from runtime.errors import TemplateFailed
 from runtime.prompting.control_tokens import ControlTokens
 from tests.runtime.prompting.kinds import KINDS, sentencepiece
 
@@ -168,3 +169,8 @@ def test_a_long_prompt_full_of_control_tokens_is_encoded_in_one_pass(prompters):
 
     assert [one for one in encoded.token_ids if one in prompter._added] == [1, 2, 1, 2, 1]
     assert text in prompter._tokenizer.decode(encoded.token_ids, skip_special_tokens=False)
+
+
+def test_half_a_character_is_told_with_its_place(prompters):
+    with pytest.raises(TemplateFailed, match=r"half a character \(U\+D83C\) at position 3"):
+        prompters("smollm2").encode(Prompt.of("ab\ud83c"))
