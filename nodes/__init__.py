@@ -6,6 +6,7 @@ from comfy_api.latest import ComfyExtension, io
 
 from . import host
 from .benchmark import Benchmark
+from .download import Download
 from .generate import Generate
 from .load import LoadLLM
 from .load_exllamav2 import LoadExLlamaV2
@@ -18,6 +19,7 @@ NODES: tuple[type[io.ComfyNode], ...] = (
     LoadLLM,
     LoadExLlamaV2,
     ConnectServer,
+    Download,
     LLMPrompt,
     LLMSampling,
     Generate,
