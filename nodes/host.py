@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Generator, Iterable, Iterator
+from pathlib import Path
 from typing import Any, TypeVar
 
 import comfy.model_management
@@ -16,7 +17,7 @@ from comfy.comfy_types import IO
 from comfy_api.latest import io
 from server import PromptServer
 
-from ..runtime import ModelSpec, Runtime, get
+from ..runtime import ModelSpec, Runtime, get, profiles
 from ..runtime.errors import OutOfMemory
 from ..runtime.events import Event
 from . import residency
@@ -63,6 +64,15 @@ def register_folders() -> None:
     folder_paths.add_model_folder_path("LLM", default)
     with contextlib.suppress(OSError):  # a read-only installation has its models elsewhere
         os.makedirs(default, exist_ok=True)
+    profiles.use(Path(system_user_folder()) / profiles.FILE_NAME)
+
+
+def system_user_folder() -> str:
+    """Our folder for settings that no route of ComfyUI serves; older ones have the folder without a name for it."""
+    find = getattr(folder_paths, "get_system_user_directory", None)
+    if find is not None:
+        return str(find("resident_llm"))
+    return os.path.join(folder_paths.get_user_directory(), "__resident_llm")
 
 
 def llm_folders() -> list[str]:
@@ -73,6 +83,11 @@ def llm_folders() -> list[str]:
         folders.append(lower)
     first = {os.path.realpath(folder): folder for folder in reversed(folders)}
     return [folder for folder in dict.fromkeys(folders) if first[os.path.realpath(folder)] == folder]
+
+
+def user_folders(kind: str) -> list[str]:
+    """Where the user's own files of a kind lie ("presets", "templates"): a folder that no HTTP route serves."""
+    return [os.path.join(system_user_folder(), kind)]
 
 
 def devices() -> list[str]:
@@ -105,6 +120,29 @@ def watch(events: Generator[Event, None, Answer], live: Live) -> Generator[Event
             yield event
 
 
+def check_interrupt() -> None:
+    """Raise ComfyUI's exception if the user pressed stop."""
+    comfy.model_management.throw_exception_if_processing_interrupted()
+
+
+def progress_bar(hidden: Any, total: int) -> Any:
+    """The node's own bar; `update_absolute(done, total)` moves it."""
+    return comfy.utils.ProgressBar(total, node_id=hidden.unique_id)
+
+
+def output_folder() -> str:
+    """Where ComfyUI lets nodes write."""
+    return str(folder_paths.get_output_directory())
+
+
+def image_of(picture: Any) -> Any:
+    """A Pillow RGB picture as ComfyUI's IMAGE: float32 [1, height, width, 3], 0 to 1."""
+    import numpy as np
+    import torch
+
+    return torch.from_numpy(np.asarray(picture, dtype=np.float32) / 255)[None]
+
+
 @contextlib.contextmanager
 def translated_errors() -> Iterator[None]:
     """Give an OutOfMemory that began in torch back as torch's own, with our sentence, so that ComfyUI frees memory."""
@@ -114,7 +152,7 @@ def translated_errors() -> Iterator[None]:
         cause: BaseException | None = error
         while cause is not None:
             if isinstance(cause, comfy.model_management.OOM_EXCEPTION) and not isinstance(cause, OutOfMemory):
-                raise type(cause)(str(error)) from error
+                raise comfy.model_management.OOM_EXCEPTION(str(error)) from error
             cause = cause.__cause__
         raise
 
@@ -125,6 +163,12 @@ def live_text(hidden: Any, num_items: int) -> Live:
     if client is None:
         return Live(num_items=num_items)
     return Live(_Browser(client, hidden).send, num_items=num_items)
+
+
+def _workflow_id(extra_pnginfo: Any) -> Any:
+    """The id of the workflow that the page had open; None for a client that sends none, or something else."""
+    workflow = extra_pnginfo.get("workflow") if isinstance(extra_pnginfo, dict) else None
+    return workflow.get("id") if isinstance(workflow, dict) else None
 
 
 class _Browser:
@@ -138,8 +182,7 @@ class _Browser:
         self._node = hidden.unique_id
         if hidden.dynprompt is not None:
             self._node = hidden.dynprompt.get_display_node_id(hidden.unique_id)
-        workflow = (hidden.extra_pnginfo or {}).get("workflow") or {}
-        self._workflow = workflow.get("id")
+        self._workflow = _workflow_id(hidden.extra_pnginfo)
         self._bar = comfy.utils.ProgressBar(1, node_id=hidden.unique_id)
         self._bar_at = float("-inf")
 

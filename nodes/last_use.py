@@ -10,7 +10,7 @@ from ..runtime import ModelSpec
 
 Prompt = Mapping[str, Mapping[str, Any]]
 
-LOADERS = frozenset({"ResidentLoadLLM", "ResidentServer"})
+LOADERS = frozenset({"ResidentLoadLLM", "ResidentConnectServer"})
 PASSING_ON = frozenset({"ResidentFree"})
 SOCKET = "llm"
 NOT_IDENTITY = frozenset({"when_idle", "host_copy_gb"})

@@ -19,10 +19,15 @@ from .types import LLM
 NO_MODEL = "(no model found)"
 
 
+def _shows(engine: str) -> bool:
+    """Engines without a file format are not for models of the menu, except the one for tests when asked for."""
+    return engine == "scripted" and os.environ.get("RESIDENT_LLM_SCRIPTED") == "1"
+
+
 @functools.cache
 def engine_menu() -> tuple[list[str], str]:
     """The engines by name, and a tooltip that says which of them cannot run here, and why."""
-    rows = [row for row in ENGINES if row.name != "scripted" or os.environ.get("RESIDENT_LLM_SCRIPTED") == "1"]
+    rows = [row for row in ENGINES if row.formats or _shows(row.name)]
     lines = ["What runs the model; auto picks one that fits its format."]
     for row in rows:
         reason = row.why_unavailable()
@@ -121,6 +126,7 @@ class LoadLLM(io.ComfyNode):
                 advanced(
                     io.Float.Input(
                         "host_copy_gb",
+                        optional=True,
                         default=-1,
                         min=-1,
                         max=4096,
@@ -128,6 +134,16 @@ class LoadLLM(io.ComfyNode):
                         tooltip="System memory in GB that the weights may wait in when an image model needs the GPU; "
                         "they come back from there much faster than from disk. -1 is a quarter of what is free, "
                         "0 is off.",
+                    )
+                ),
+                advanced(
+                    io.Combo.Input(
+                        "sums",
+                        optional=True,
+                        options=["auto", "full", "reduced"],
+                        default="auto",
+                        tooltip="How 16-bit matrix products add up on a GPU with transformers: full is exact and may "
+                        "be slower, auto leaves what ComfyUI has set. Only this model is touched.",
                     )
                 ),
             ],
@@ -167,7 +183,8 @@ class LoadLLM(io.ComfyNode):
         context_len: int,
         kv_cache: str,
         when_idle: WhenIdle,
-        host_copy_gb: float,
+        host_copy_gb: float = -1,
+        sums: str = "auto",
     ) -> io.NodeOutput:
         path = model_path(model)
         spec = ModelSpec(
@@ -179,6 +196,7 @@ class LoadLLM(io.ComfyNode):
             attention=attention,
             context_len=context_len or None,
             kv_cache=kv_cache,
+            options=() if sums == "auto" else (("sums", sums),),
             when_idle=when_idle,
             host_copy_bytes=None if host_copy_gb < 0 else int(host_copy_gb * 1e9),
         )

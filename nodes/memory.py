@@ -10,28 +10,11 @@ from ..runtime import ModelSpec, Runtime
 from ..runtime.device_memory import read
 from ..runtime.telemetry import format_bytes
 from . import host
+from .free_mark import FreeMark
 from .schema import schema
 from .types import LLM
 
 ANY = io.Custom(host.ANY_TYPE)
-
-
-class FreeMark:
-    """When models were last freed, in loads: a graph that is queued again unchanged frees only what was loaded since.
-
-    The fingerprint is the load counter. Freeing keeps the fingerprint that the running prompt began with valid,
-    so that the loads which the freeing has undone do not make the node run again.
-    """
-
-    def __init__(self) -> None:
-        self._num_loads = self._offered = self._kept = 0
-
-    def fingerprint(self, num_loads: int) -> int:
-        self._offered = self._kept if num_loads == self._num_loads else num_loads
-        return self._offered
-
-    def freed(self, num_loads: int) -> None:
-        self._num_loads, self._kept = num_loads, self._offered
 
 
 _mark = FreeMark()
@@ -70,7 +53,8 @@ class Free(io.ComfyNode):
             node_id="ResidentFree",
             display_name="Free LLM Memory",
             description="Take language models off the GPU once the wired value is there. Usually not needed: a model "
-            "steps aside by itself when an image model needs the memory.",
+            "steps aside by itself when an image model needs the memory. It also reaches models on a second GPU, "
+            "which ComfyUI's own Free button may not.",
             search_aliases=["unload", "vram", "free memory"],
             is_output_node=True,
             inputs=[

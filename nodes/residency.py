@@ -9,20 +9,22 @@ that is not here raises `AttributeError` with a sentence that names it.
 from __future__ import annotations
 
 import contextlib
-import gc
 import logging
 from typing import TYPE_CHECKING, Any
 
 import comfy.model_management as host_memory
 
 from ..runtime import ModelSpec, Runtime
-from ..runtime.device_memory import read
+from ..runtime.device_memory import read, release_heap
 from ..runtime.telemetry import format_bytes
 
 if TYPE_CHECKING:
     import torch
 
 log = logging.getLogger(__name__)
+
+RESIDUE_BYTES = 300_000_000
+"""How much less than our ledger the device may count as freed before the log warns: contexts and workspaces stay."""
 
 
 class ResidentLLM:
@@ -116,18 +118,19 @@ class LedgerEntry:
             if not held:
                 return
             self._runtime.evict(self._spec)
-            gc.collect()
-            host_memory.soft_empty_cache()
             self._tell(before, held)
         except Exception:
             log.exception("%s could not leave %s", self._spec.model, self.load_device)
 
     def _tell(self, before: int | None, held: int) -> None:
         after, left = _free_bytes(self.load_device), self.loaded_size()
-        measured = "" if before is None or after is None else f", {format_bytes(after - before)} by the device's count"
-        log.info(
-            "ComfyUI took %s off %s: %s%s", self._spec.model, self.load_device, format_bytes(held - left), measured
-        )
+        name, freed = self._spec.model, held - left
+        if before is None or after is None:
+            log.info("ComfyUI took %s off %s: %s", name, self.load_device, format_bytes(freed))
+            return
+        numbers = f"{format_bytes(freed)}, {format_bytes(after - before)} by the device's own count"
+        level = logging.WARNING if after - before < freed - RESIDUE_BYTES else logging.INFO
+        log.log(level, "ComfyUI took %s off %s: %s", name, self.load_device, numbers)
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
@@ -168,7 +171,7 @@ class ComfyRoom:
                     loaded.currently_used = False
 
     def release_cached(self) -> None:
-        gc.collect()
+        release_heap()
         host_memory.soft_empty_cache()
 
     def can_free(self, spec: ModelSpec) -> tuple[str, int] | None:

@@ -9,6 +9,7 @@ from typing import TypeVar
 from .engines.base import EngineInfo
 from .errors import GenerationFailed, ResidentError
 from .events import Event, Failed, Finished, TextDelta
+from .prompting.clean import clean
 from .request import ModelSpec, Request
 from .telemetry import Bytes, percentile
 
@@ -76,7 +77,12 @@ class Collector:
                 )
             if request.on_cut_thinking == "thinking":
                 text = thinking
-        return Result(text=text, thinking_text=thinking, report=report_of(self._spec, request, end, info, num_bytes))
+        report = report_of(self._spec, request, end, info, num_bytes)
+        if thinking:
+            text = text.lstrip("\n")  # models put empty lines between the block and the answer
+        if request.prompt.clean:
+            text, report["cleaned"] = clean(text, request.prompt.clean)
+        return Result(text=text, thinking_text=thinking, report=report)
 
 
 def results_of(outcomes: Sequence[Result | ResidentError]) -> list[Result]:

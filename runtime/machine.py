@@ -14,12 +14,14 @@ from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 
-from . import wheels
+from . import patches, wheels
 from .engines import ENGINES
+from .models.folders import model_folders
 
 PACKAGES = (
     "torch", "transformers", "tokenizers", "safetensors", "gguf", "numpy", "jinja2", "exllamav2", "exllamav3",
-    "flash_attn", "triton", "xformers", "gptqmodel", "compressed-tensors", "bitsandbytes", "llama-cpp-python", "vllm",
+    "flash_attn", "triton", "xformers", "gptqmodel", "compressed-tensors", "bitsandbytes", "xllamacpp", "vllm",
+    "aiohttp",
 )  # fmt: skip
 PROBE_S = 180
 """How long a probe process may take; a cold import of torch from a slow disk needs a minute."""
@@ -105,6 +107,7 @@ def look() -> dict[str, object]:
             {"name": row.name, "title": row.title, "why_unavailable": row.why_unavailable(), "install": row.install}
             for row in ENGINES
         ],
+        "patches": [asdict(state) for state in patches.registry().states()],
         "model_folders": [asdict(folder) for folder in model_folders()],
     }
 
@@ -236,33 +239,3 @@ def flash_attn(here: wheels.Platform) -> dict[str, object]:
         "fault": fault,
         "remedy": None if fault is None else wheels.remedy("flash_attn", here),
     }
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelFolder:
-    """A folder that models are looked for in. `models` are names relative to it."""
-
-    path: str
-    exists: bool
-    models: tuple[str, ...] = ()
-
-
-def model_folders() -> list[ModelFolder]:
-    """ComfyUI's LLM folders as far as they can be known outside it, then those of RESIDENT_MODELS."""
-    roots = [Path(root) for root in os.environ.get("RESIDENT_MODELS", "").split(os.pathsep) if root]
-    pack = Path(__file__).parents[1]
-    if "COMFYUI_PATH" in os.environ:
-        roots.insert(0, Path(os.environ["COMFYUI_PATH"]) / "models" / "LLM")
-    elif pack.parent.name == "custom_nodes":
-        roots.insert(0, pack.parents[1] / "models" / "LLM")
-    if (built := pack / ".build" / "models").is_dir():
-        roots.append(built)
-    return [ModelFolder(path=str(root), exists=root.is_dir(), models=tuple(_models(root))) for root in roots]
-
-
-def _models(root: Path) -> list[str]:
-    """Folders with a config and weights, and .gguf files, at most two levels down."""
-    found = [file for depth in ("*", "*/*") for file in root.glob(f"{depth}.gguf")]
-    configs = [file.parent for depth in ("*", "*/*") for file in root.glob(f"{depth}/config.json")]
-    found += [folder for folder in configs if any(folder.glob("*.safetensors"))]
-    return sorted(path.relative_to(root).as_posix() for path in found)

@@ -127,11 +127,11 @@ def use(path: Path) -> None:
 
 
 def default_path() -> Path:
-    """Where the profiles lie: what the host said, the environment, the host's folder around this pack, or the home."""
-    if _host_path is not None:
-        return _host_path
+    """Where the profiles lie: by the environment, the host, the host's folder around this pack, or in the home."""
     if named := os.environ.get(PATH_VARIABLE):
         return Path(named)
+    if _host_path is not None:
+        return _host_path
     pack = Path(__file__).resolve().parent.parent
     if pack.parent.name == "custom_nodes":
         return pack.parent.parent / "user" / "__resident_llm" / FILE_NAME

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from typing import Protocol
 
-from .device_memory import read, resolve
+from .device_memory import read, release_heap, resolve
 from .request import ModelSpec
 
 
@@ -40,7 +39,7 @@ class PlainRoom:
         pass
 
     def release_cached(self) -> None:
-        gc.collect()
+        release_heap()
         torch = sys.modules.get("torch")
         if torch is not None and torch.cuda.is_initialized():
             torch.cuda.empty_cache()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -84,6 +85,7 @@ class Runtime:
             engine = yield from self._make_resident(slot)
         except BaseException:
             self._release(slot)
+            gc.collect()
             self.room.release_cached()
             raise
         return Lease(engine, lambda: self._release(slot))
@@ -100,7 +102,7 @@ class Runtime:
         began, verb = clock(), "loaded"
         if engine and isinstance(engine, Parkable):
             self.room.reserve(slot.spec, slot.full_bytes)
-            yield from engine.unpark()
+            yield from self._unpark(slot, engine)
             slot.is_parked, verb = False, "brought back"
             slot.num_returns += 1
         else:
@@ -124,6 +126,16 @@ class Runtime:
             format_bytes(slot.computed.device),
         )
         return engine
+
+    def _unpark(self, slot: Slot, engine: Parkable) -> Generator[LoadProgress, None, None]:
+        """Bring a parked engine back. Without room it stays parked; one that fails otherwise is not tried again."""
+        try:
+            yield from engine.unpark()
+        except (ResidentError, GeneratorExit):
+            raise
+        except BaseException:
+            self._close_engine(slot)
+            raise
 
     def _replace_others(self, slot: Slot) -> None:
         """One model, one copy: what was loaded with other options leaves, and the log says why."""
@@ -226,6 +238,7 @@ class Runtime:
 
     def _park(self, slot: Slot, engine: Engine) -> bool:
         if not isinstance(engine, Parkable):
+            log.info("%s keeps no copy of its own: only the page cache still holds its files", engine.info.engine)
             return False
         budget = self._host_budget(slot)
         if budget < engine.bytes.weights and not engine.info.capabilities.is_remote:
@@ -266,6 +279,7 @@ class Runtime:
         freed = engine.bytes.device
         engine.close()
         del engine
+        gc.collect()
         self.room.release_cached()
         log.info("unloaded %s: %s freed", slot.spec.model, format_bytes(freed))
         return freed

@@ -20,8 +20,8 @@ from .engines.base import (
 )
 from .errors import GenerationFailed, ResidentError
 from .events import Event, Failed, Finish, Finished, Notice, PrefillProgress, Started, TextDelta, Waiting
-from .prompting.length import resolve_max_tokens
-from .prompting.reasoning import ReasoningSplitter
+from .prompting.length import fit
+from .prompting.reasoning import splitter
 from .prompting.stop import StopMatcher
 from .request import Request
 from .telemetry import Clock, Timings
@@ -44,8 +44,7 @@ def stream(
     for index, request in enumerate(requests):
         submitted_at = clock()
         try:
-            encoded = engine.encode(request.prompt)
-            max_tokens = _max_tokens(engine, encoded, request)
+            encoded, max_tokens = fit(engine.encode, request, engine.info.context_len)
         except ResidentError as error:
             yield Failed(index=index, error=error)
             continue
@@ -81,12 +80,6 @@ def stream(
                 steps.send(command)
 
 
-def _max_tokens(engine: Engine, encoded: Encoded, request: Request) -> int | None:
-    if encoded.num_tokens is None or engine.info.context_len is None:
-        return request.max_tokens
-    return resolve_max_tokens(encoded.num_tokens, request.max_tokens, engine.info.context_len)
-
-
 class _Live:
     """One request while it runs."""
 
@@ -96,14 +89,14 @@ class _Live:
         self._request = request
         self._encoded = encoded
         self._timings = timings
-        self._splitter = ReasoningSplitter(encoded.reasoning)
+        self._splitter = splitter(encoded.reasoning)
         self._matcher = StopMatcher(request.prompt.stop_strings)
         self._raw: list[str] = []
         self._num_tokens = 0
         self._num_thinking = 0
         self._num_silent = 0
         self._num_cached: int | None = None
-        self._is_closed_by_force = False
+        self._closed_after: int | None = None
         self.warnings = list(self._budget_warnings())
         self.is_over = False
         self.command: Command = None
@@ -182,17 +175,20 @@ class _Live:
     def _spend_budget(self) -> None:
         """Close the thinking block by force once its budget is spent."""
         budget, reasoning = self._request.thinking_budget, self._encoded.reasoning
-        if budget is None or reasoning is None or self._is_closed_by_force or not self._splitter.is_open:
+        if budget is None or reasoning is None or self._closed_after is not None or not self._splitter.is_open:
             return
         if self._num_thinking >= budget and reasoning.close_ids and self._engine.info.capabilities.can_feed:
-            self._is_closed_by_force = True
+            self._closed_after = self._num_thinking
             self.command = Feed(token_ids=reasoning.close_ids)
 
     def _finished(self, finish: Finish, step: DecodeStep) -> Finished:
         self.is_over = True
         details = dict(step.details)
-        if self._is_closed_by_force:
-            details["thinking_closed_after"] = self._num_thinking
+        if self._closed_after is not None:
+            details["thinking_closed_after"] = self._closed_after
+        is_open = self._splitter.is_open
+        if is_open and finish.by == "token":
+            self.warnings.append("The model ended inside its thinking block, so there is no answer behind it.")
         num_prompt = details.pop("num_prompt_tokens", self._encoded.num_tokens)
         num_cached = details.pop("num_cached_tokens", self._num_cached)
         num_output = details.pop("num_output_tokens", self._num_tokens)
@@ -200,7 +196,7 @@ class _Live:
             index=self._index,
             finish=finish,
             raw_text="".join(self._raw),
-            is_cut_thinking=self._splitter.is_open and finish.reason == "length",
+            is_cut_thinking=is_open and finish.reason == "length",
             num_prompt_tokens=num_prompt if isinstance(num_prompt, int) else None,
             num_cached_tokens=num_cached if isinstance(num_cached, int) else None,
             num_output_tokens=num_output if isinstance(num_output, int) else self._num_tokens,

@@ -1,6 +1,7 @@
 """Who imports whom in this pack, read from the source without importing anything."""
 
 import ast
+import functools
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,9 +46,10 @@ def name_of(file):
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+@functools.cache
 def imports():
     """Every import of every file."""
-    return [one for file in files() for one in _imports_of(file)]
+    return tuple(one for file in files() for one in _imports_of(file))
 
 
 def _imports_of(file):

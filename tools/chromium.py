@@ -34,7 +34,7 @@ def ensure_chromium() -> str:
         ran = subprocess.run(["apt-get", *arguments], capture_output=True, text=True, env=env)
         if ran.returncode:
             reason = last_line(ran.stdout + ran.stderr, "E:")
-            raise Fault(f"apt-get {arguments[0]} failed: {reason} Install chromium by hand, or name one in CHROMIUM.")
+            raise Fault(f"apt-get {arguments[0]} failed: {reason}. Install chromium by hand, or name one in CHROMIUM.")
     if found := find_chromium():
         return found
     raise Fault("apt-get installed chromium, but it is not on the PATH. Name it in CHROMIUM.")

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from runtime import claims, commands, errors
+from runtime import claims, commands, errors, profiles
 from runtime.engines import ENGINES
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -69,6 +69,11 @@ def command_list() -> str:
     return table(("command", "what it does"), [(f"`{name}`", commands.load(name).HELP) for name in commands.names()])
 
 
+def profile_list() -> str:
+    """The servers that a graph can name without any setting."""
+    return table(("profile", "where"), [(f"`{one.name}`", one.address) for one in profiles.BUILT_IN])
+
+
 def node_list() -> str:
     """The nodes, read from their schemas without ComfyUI, in the order in which they are registered."""
     found = {name: fields for file in sorted(NODES.glob("*.py")) for name, fields in _schemas(file)}
@@ -116,7 +121,13 @@ def claims_page() -> str:
     return "\n".join(parts)
 
 
-TABLES = {"engines": engines, "nodes": node_list, "errors": error_tree, "commands": command_list}
+TABLES = {
+    "engines": engines,
+    "nodes": node_list,
+    "profiles": profile_list,
+    "commands": command_list,
+    "errors": error_tree,
+}
 
 
 def with_tables(text: str) -> str:

@@ -23,6 +23,8 @@ LISTS = {"run": "requirements.txt", "test": "requirements-test.txt", "compat": "
 PYTHONS = ((3, 11), (3, 13))
 NEEDED_BYTES = 4 * 10**9
 """The environment takes 1.9 GB, the model 0.7 GB, and pip unpacks wheels beside them."""
+CUDA_BYTES = 7 * 10**9
+"""What a CUDA build of torch asks for beyond that: 3.5 GB of libraries, downloaded and unpacked."""
 
 
 def check_python(version: tuple[int, int] = sys.version_info[:2]) -> None:
@@ -57,15 +59,15 @@ def make_venv(venv: Path) -> None:
     if made.returncode:
         reason = last_line(made.stdout + made.stderr)
         raise Fault(
-            f"{sys.executable} could not make {venv}: {reason} "
+            f"{sys.executable} could not make {venv}: {reason}. "
             "Its venv module must be whole; on Debian: apt-get install python3-venv"
         )
 
 
 def last_line(output: str, marker: str = "ERROR") -> str:
-    """The last line that holds the marker, else the last line that is not empty."""
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
-    return next((line for line in reversed(lines) if marker in line), lines[-1] if lines else "it said nothing.")
+    """The last line that holds the marker, else the last line that is not empty; without its full stop."""
+    lines = [line.strip().rstrip(".") for line in output.splitlines() if line.strip()]
+    return next((line for line in reversed(lines) if marker in line), lines[-1] if lines else "it said nothing")
 
 
 def pip(python: Path, *arguments: str, log: Path) -> None:
@@ -76,7 +78,7 @@ def pip(python: Path, *arguments: str, log: Path) -> None:
     log.write_text(ran.stdout + ran.stderr, encoding="utf-8")
     if ran.returncode:
         raise Fault(
-            f"pip could not do `pip {' '.join(arguments)}`: {last_line(ran.stdout + ran.stderr)} "
+            f"pip could not do `pip {' '.join(arguments)}`: {last_line(ran.stdout + ran.stderr)}. "
             f"Check the network and the disk, then run make again; all that pip said is in {log}."
         )
 
@@ -99,6 +101,8 @@ def install(venv: Path, requirements: Path) -> bool:
     pip(python, "install", "--no-deps", "-r", str(requirements), log=log)
     for line in text.splitlines():
         if line.startswith("torch=="):
+            if not list(venv.glob("lib/python*/site-packages/torch-*+cpu.dist-info")):
+                check_disk(venv.parent, CUDA_BYTES)
             pip(python, "install", line.strip(), log=log)
     stamp.write_text(state)
     return True

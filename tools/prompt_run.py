@@ -25,6 +25,8 @@ from tools.fault import Fault
 ENDS = {"execution_success": "success", "execution_error": "error", "execution_interrupted": "interrupted"}
 PROGRESS_TEXT = 3
 """Kind of the binary message that carries progress text of a node; the others carry preview images."""
+QUIET_S = 10.0
+"""After so long without an event the server is asked whether the prompt has ended."""
 
 
 @dataclass(frozen=True)
@@ -188,16 +190,22 @@ def run_prompt(
 
 
 def _until_end(server: ComfyUI, socket: EventSocket, run: PromptRun, timeout_s: float) -> Iterator[Event]:
-    """The events of this prompt, up to the one that says that nothing runs any more."""
+    """The events of this prompt, up to the one that says that nothing runs any more.
+
+    The history knows of the end before the last events have left a busy server, so it counts only after a while
+    without any.
+    """
     give_up_at = time.monotonic() + timeout_s
+    heard_at = time.monotonic()
     while time.monotonic() < give_up_at:
         event = socket.receive(1.0)
         if event is None:
             if not server.is_running() and server.process is not None:
                 raise Fault(f"ComfyUI ended while a prompt ran:\n{server.log_tail()}")
-            if run.prompt_id in server.get(f"/history/{run.prompt_id}"):
+            if time.monotonic() - heard_at > QUIET_S and run.prompt_id in server.get(f"/history/{run.prompt_id}"):
                 return
             continue
+        heard_at = time.monotonic()
         if event.data.get("prompt_id", run.prompt_id) != run.prompt_id:
             continue
         yield event

@@ -49,33 +49,38 @@ def has_gpu() -> bool:
 
 
 class Printer:
-    """Prints a run while it happens: status lines as they change, then the text as it grows."""
+    """Prints a run while it happens: a status line per phase, then the text as it grows, each item's on a line."""
 
     def __init__(self) -> None:
         self._phase = ""
-        self._is_in_line = False
+        self._printed: dict[tuple[object, ...], str] = {}
+        self._writing: tuple[object, ...] | None = None
 
     def __call__(self, event: Event) -> None:
         if event.type != "resident.stream":
             return
         data = event.data
-        if data.get("phase") != self._phase or data.get("done"):
-            self._phase = data.get("phase", "")
-            if self._phase != "decode" or data.get("done"):
-                self._show_delta(data)
-                self.line(f"[{data.get('status', '')}]")
-                return
-        self._show_delta(data)
+        is_new_phase, self._phase = data["phase"] != self._phase, data["phase"]
+        self._write((data["node"], data["index"], data["channel"]), data["delta"], bool(data.get("is_snapshot")))
+        if data["done"] or (is_new_phase and self._phase != "decode"):
+            self.line(f"[{data['status']}]")
 
-    def _show_delta(self, data: dict[str, Any]) -> None:
-        if delta := data.get("delta"):
-            print(delta, end="", flush=True)
-            self._is_in_line = True
+    def _write(self, item: tuple[object, ...], text: str, is_snapshot: bool) -> None:
+        """Go on with an item's text; of a snapshot, which holds all of it, only what is not printed yet."""
+        printed = self._printed.get(item, "")
+        if is_snapshot:
+            text = text.removeprefix(printed)
+        if not text:
+            return
+        if self._writing not in (item, None):
+            print()
+        print(text, end="", flush=True)
+        self._writing, self._printed[item] = item, printed + text
 
     def line(self, text: str) -> None:
         """A line of its own, after whatever stands in the current one."""
-        print(f"\n{text}" if self._is_in_line else text, flush=True)
-        self._is_in_line = False
+        print(text if self._writing is None else f"\n{text}", flush=True)
+        self._writing = None
 
 
 def outputs_of(run: PromptRun) -> str:

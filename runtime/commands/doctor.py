@@ -53,6 +53,7 @@ def _lines(facts: dict[str, Any]) -> Iterator[str]:
     for title, rows in (
         ("devices", _devices(facts["devices"])),
         ("engines", _engines(facts["engines"])),
+        ("patches", (f"{one['id']}: {one['status']}, {one['why']}" for one in facts["patches"])),
         ("model folders", _folders(facts["model_folders"])),
     ):
         yield from ("", title, *(f"  {row}" for row in rows))
@@ -94,7 +95,7 @@ def _devices(devices: list[dict[str, Any]]) -> Iterator[str]:
 def _engines(engines: list[dict[str, Any]]) -> Iterator[str]:
     for one in engines:
         reason = one["why_unavailable"]
-        remedy = f". Try: {one['install']}" if one["install"] else ""
+        remedy = f". Try: {one['install']}" if one["install"] and "doctor" not in one["install"] else ""
         yield f"{one['name']:13} " + (f"cannot run: {reason}{remedy}" if reason else "can run")
 
 

@@ -17,7 +17,7 @@ HELP = "Answer a prompt with a model, streaming its text."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="a model folder or a .gguf file")
+    parser.add_argument("model", metavar="MODEL", help="a model folder or a .gguf file; PROFILE/NAME for a server")
     parser.add_argument("--prompt", required=True, help="what the user says; - reads it from stdin")
     parser.add_argument("--system", default="", help="the system message")
     parser.add_argument("--max-tokens", type=int, help="most output tokens; default: all that fit the context")

@@ -25,13 +25,17 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """The facts for a reader; sections that only some models have come last."""
-    known = {"model": _model, "weights": _weights, "kv_cache": _kv_cache, "tokenizer": _tokenizer, "engines": _engines}
-    for section, lines in known.items():
-        yield from lines(facts[section])
-    for section in (name for name in facts if name not in known):
-        for at, (name, value) in enumerate(facts[section].items()):
-            yield "" if at else section, f"{name}: {value}"
+    """The facts for a reader."""
+    if "fault" in facts:
+        yield "cannot load", facts["fault"]
+    else:
+        yield from _model(facts["model"])
+        yield from _weights(facts["weights"])
+        yield from _kv_cache(facts["kv_cache"])
+        yield from _tokenizer(facts["tokenizer"])
+        yield from _engines(facts["engines"])
+    if facts["awq"] != "not_awq":
+        yield from _awq(facts["awq"], facts["awq_report"])
 
 
 def _model(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -70,3 +74,12 @@ def _tokenizer(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
 def _engines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for at, (name, reason) in enumerate(facts.items()):
         yield "" if at else "engines", f"{name:13} " + (f"no: {reason}" if reason else "yes")
+
+
+def _awq(verdict: str, report: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    yield "AWQ", f"{verdict}: {report['reason']}"
+    for text in (*report["faults"], *report["notes"]):
+        yield "", text
+    for why in dict.fromkeys(one["why"] for one in report["modules_16bit"]):
+        names = [one["name"] for one in report["modules_16bit"] if one["why"] == why]
+        yield "", f"{len(names)} in 16 bit, {why}: {', '.join(names[:4])}{' ...' if len(names) > 4 else ''}"

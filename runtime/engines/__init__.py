@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from ..errors import EngineUnavailable, ModelUnsupported
+from ..models import exllamav2_config, quantised
 from ..models.info import ModelInfo, read_model
 from ..request import ModelSpec
 from ..telemetry import Bytes
+from . import exllamav2_install
 from .base import Footprint, Loader, Loading
 
 
@@ -61,12 +63,30 @@ class EngineRow:
 
 ENGINES: tuple[EngineRow, ...] = (
     EngineRow(
+        name="llamacpp",
+        title="llama.cpp",
+        module="llamacpp",
+        formats=("gguf",),
+        why_unavailable=missing("xllamacpp", "aiohttp"),
+        install="pip install xllamacpp",
+    ),
+    EngineRow(
         name="transformers",
         title="Transformers",
         module="transformers",
         formats=("safetensors", "gguf"),
         why_unavailable=missing("torch", "transformers"),
         install="pip install transformers",
+        why_unsupported=quantised.why_not_in_transformers,
+    ),
+    EngineRow(
+        name="exllamav2",
+        title="ExLlamaV2",
+        module="exllamav2",
+        formats=("safetensors",),
+        why_unavailable=exllamav2_install.why_unavailable,
+        why_unsupported=exllamav2_config.why_unsupported,
+        install="python -m runtime doctor",
     ),
     EngineRow(
         name="openai",

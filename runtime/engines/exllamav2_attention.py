@@ -1,8 +1,8 @@
 """Which attention really runs under ExLlamaV2, and the proofs that it is right.
 
 Without flash-attn, versions 0.2.9 to 0.3.2 take torch's SDPA with no mask: inside a prefill chunk every token then
-sees the ones after it, and the text is wrong without an error (attn.py, `_attn_torch`). `no_sdpa` takes the
-matrix-product branch beside it, which masks rightly.
+sees the ones after it, and the text is wrong without an error (attn.py, `_attn_torch`). The patch of
+exllamav2_sdpa.py gives it the mask; where that does not hold, `no_sdpa` takes the matrix-product branch beside it.
 """
 
 from __future__ import annotations
@@ -14,13 +14,17 @@ from typing import Any
 import torch
 
 from ..errors import EngineUnavailable, GenerationFailed
+from ..patches import Hold, registry
 from .exllamav2_sdk import Sdk
+from .exllamav2_sdpa import PATCH
 
 PAGE = 256
 """Tokens of one page of the SDK's KV cache; cache and chunk lengths are multiples of it."""
 
 FLASH = "flash_attention_2"
-MATMUL = "matmul"
+SDPA = "sdpa"
+MATMUL = "eager"
+NAMES = ("auto", FLASH, SDPA, MATMUL)
 FLASH_TOLERANCE = 0.02
 """Largest difference from exact attention that fp16 explains, on inputs of unit variance."""
 
@@ -30,31 +34,47 @@ SCORE_BYTES = 512 * 1024**2
 
 @dataclass(frozen=True, kw_only=True)
 class Attention:
-    """What runs. why_not_flash: the reason, where flash-attn does not."""
+    """What runs. why_not_flash: the reason, where flash-attn does not. hold: keeps the mask of SDPA in place."""
 
     name: str
-    is_paged: bool
+    is_paged: bool = False
     why_not_flash: str | None = None
+    hold: Hold | None = None
 
 
 def choose(sdk: Sdk, asked: str, *, num_heads: int, num_kv_heads: int, head_dim: int, device: str) -> Attention:
-    """flash-attn where it is there and computes right, else matrix products; raises where the asked one cannot run."""
-    if asked not in ("auto", FLASH, MATMUL):
-        raise EngineUnavailable(f"ExLlamaV2 has no attention {asked!r}. Set attention to auto, {FLASH} or {MATMUL}.")
-    fault = sdk.flash_fault
-    if asked != MATMUL and fault is None:
-        fault = probe_flash(
+    """flash-attn where it is there and computes right, else SDPA with its mask, else matrix products.
+
+    Raises EngineUnavailable where the one that was asked for cannot run.
+    """
+    if asked not in NAMES:
+        raise EngineUnavailable(f"ExLlamaV2 has no attention {asked!r}. Set attention to {', '.join(NAMES)}.")
+    fault: str | None = "it was asked not to"
+    if asked in ("auto", FLASH):
+        fault = sdk.flash_fault or probe_flash(
             sdk.attention.flash_attn_with_kvcache,
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
             device=device,
         )
-    if asked == FLASH and fault:
+    if fault is None:
+        return Attention(name=FLASH, is_paged=True)
+    if asked == FLASH:
         raise EngineUnavailable(f"flash-attn was asked for, but {fault}. Set attention to auto, or repair it.")
-    if asked == MATMUL or fault:
-        return Attention(name=MATMUL, is_paged=False, why_not_flash=fault or "it was asked not to")
-    return Attention(name=FLASH, is_paged=True)
+    return without_flash(asked, fault)
+
+
+def without_flash(asked: str, why: str) -> Attention:
+    """SDPA where the patch of its mask holds and nothing else was asked for, else matrix products."""
+    if asked != MATMUL:
+        hold = registry().hold(PATCH.id)
+        if hold.state.status == "applied":
+            return Attention(name=SDPA, why_not_flash=why, hold=hold)
+        hold.close()
+        if asked == SDPA:
+            raise EngineUnavailable(f"SDPA cannot be used under ExLlamaV2: patch {hold.state}. Set attention to auto.")
+    return Attention(name=MATMUL, why_not_flash=why)
 
 
 def probe_flash(attend: Any, *, num_heads: int, num_kv_heads: int, head_dim: int, device: str) -> str | None:
@@ -105,10 +125,10 @@ def _exact(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> t
 def chunk_len(attention: Attention, *, num_heads: int, cache_len: int) -> int:
     """Prompt tokens of one prefill step: 2048, or what keeps the matrix-product scores within SCORE_BYTES.
 
-    >>> chunk_len(Attention(name=MATMUL, is_paged=False), num_heads=40, cache_len=32768)
-    256
+    >>> chunk_len(Attention(name=MATMUL), num_heads=40, cache_len=32768)
+    192
     """
-    if attention.is_paged:
+    if attention.name != MATMUL:
         return min(2048, cache_len)
     fits = SCORE_BYTES // (num_heads * cache_len * 2) // 32 * 32
     return max(32, min(2048, cache_len, fits))
@@ -129,7 +149,7 @@ def probe_causality(model: Any, cache: Any, vocab_size: int) -> None:
         logits.append(model.forward(one, cache)[..., :vocab_size].float().cpu())
     cache.current_seq_len = 0
     if not all(torch.isfinite(one).all() for one in logits):
-        raise GenerationFailed("The first forward pass gave logits that are not finite. Try attention matmul.")
+        raise GenerationFailed("The first forward pass gave logits that are not finite. Try attention eager.")
     moved = (logits[0] - logits[1]).abs()[0]
     before, after = moved[:at].max().item(), moved[at:].max().item()
     if before > 0.1 * after:

@@ -187,7 +187,7 @@ class Generation:
     def _fault(self, one: Running) -> GenerationFailed:
         step = one.num_new + 1
         error = GenerationFailed(
-            f"{self.label}: {one.job.fault} at output token {step}. Try kv_cache fp16, or attention matmul."
+            f"{self.label}: {one.job.fault} at output token {step}. Try kv_cache fp16, or attention eager."
         )
         error.__cause__ = one.job.fault
         return error

@@ -5,36 +5,24 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..errors import EngineUnavailable, ModelUnsupported, OutOfMemory
+from ..errors import EngineUnavailable, ModelLoadFailed, ModelUnsupported, OutOfMemory
 from ..events import LoadProgress
-from ..models.awq import read_config
-from ..models.exllamav2_config import flat_rope
+from ..models.exllamav2_config import ELSEWHERE, check_supported, flat_rope
+from ..models.info import read_config
 from ..models.repack import repack
 from ..models.safetensors_header import read_headers
 from ..request import ModelSpec
 from ..telemetry import Bytes, format_bytes
-from .exllamav2_attention import MATMUL, PAGE, Attention, choose, chunk_len, probe_causality
+from .exllamav2_attention import PAGE, SDPA, Attention, choose, chunk_len, probe_causality, without_flash
 from .exllamav2_sdk import Sdk, host_stream_kept, translate_errors
 
 log = logging.getLogger(__name__)
-
-ARCHITECTURES = frozenset(
-    f"{name}ForCausalLM"
-    for name in (
-        "Cohere Cohere2 Gemma Gemma2 Glm4 Granite Llama MiniCPM Mistral Mixtral Orion Phi3 Qwen2 Qwen3 Qwen3Moe "
-        "Starcoder2 Yi"
-    ).split()
-)
-"""What 0.3.2 knows by name. It loads any other as Llama, with a printed warning."""
-
-FUSED = frozenset({"Phi3ForCausalLM"})
-"""These store q, k and v in one tensor, which the library can split in 16 bit only."""
 
 CACHES = {"fp16": "ExLlamaV2Cache", "q8": "ExLlamaV2Cache_Q8", "q6": "ExLlamaV2Cache_Q6", "q4": "ExLlamaV2Cache_Q4"}
 CACHE_BITS = {"fp16": (16.0, 16.0), "q8": (8.5, 8.5), "q6": (8.5, 4.5), "q4": (4.5, 4.5)}
@@ -42,8 +30,6 @@ CACHE_BITS = {"fp16": (16.0, 16.0), "q8": (8.5, 8.5), "q6": (8.5, 4.5), "q4": (4
 
 MAX_DRAFT_TOKENS = 7
 """The SDK's logits buffer has 8 rows a request: the drafted ones and one more."""
-
-ELSEWHERE = "Use the transformers engine, or a vLLM server."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,8 +54,7 @@ def plan(spec: ModelSpec) -> Plan:
     """Read config and headers; raises ModelUnsupported with the engine that would run the model."""
     folder = Path(spec.model).expanduser()
     config = read_config(folder)
-    architecture = _architecture(config)
-    method = _quantisation(config, architecture)
+    method = check_supported(config)
     flat = flat_rope(config)
     context_len = spec.context_len or _number(flat, "max_position_embeddings", 2048)
     cache_len = -(-(context_len + num_draft_tokens(spec)) // PAGE) * PAGE
@@ -97,36 +82,6 @@ def plan(spec: ModelSpec) -> Plan:
 
 def _embedding_bytes(headers: Mapping[str, Any]) -> int:
     return sum(one.end - one.start for name, one in headers.items() if "embed_tokens" in name)
-
-
-def _architecture(config: Mapping[str, object]) -> str:
-    named = config.get("architectures")
-    names = [str(name) for name in named] if isinstance(named, list) else []
-    if len(names) != 1 or names[0] not in ARCHITECTURES:
-        raise ModelUnsupported(
-            f"ExLlamaV2 cannot run {', '.join(names) or 'a model without an architecture'}: it knows "
-            f"{', '.join(sorted(name.removesuffix('ForCausalLM') for name in ARCHITECTURES))}. {ELSEWHERE}"
-        )
-    return names[0]
-
-
-def _quantisation(config: Mapping[str, object], architecture: str) -> str | None:
-    quant = config.get("quantization_config")
-    if not isinstance(quant, Mapping):
-        return None
-    method, bits = str(quant.get("quant_method")), quant.get("bits")
-    if method in ("awq", "compressed-tensors") and architecture in FUSED:
-        raise ModelUnsupported(f"{architecture} has fused projections, which cannot be repacked. {ELSEWHERE}")
-    if method == "gptq" and bits != 4:
-        raise ModelUnsupported(f"This GPTQ model has {bits} bits; ExLlamaV2 runs 4. {ELSEWHERE}")
-    if method == "gptq" and quant.get("checkpoint_format") == "gptq_v2":
-        raise ModelUnsupported(
-            "This GPTQ model has the gptq_v2 format, whose zero points of 0 ExLlamaV2 spoils for their neighbours. "
-            + ELSEWHERE
-        )
-    if method not in ("awq", "compressed-tensors", "gptq", "exl2"):
-        raise ModelUnsupported(f"ExLlamaV2 cannot read {method} weights: it reads 16 bit, GPTQ, EXL2, AWQ. {ELSEWHERE}")
-    return method
 
 
 def _number(config: Mapping[str, object], key: str, default: int) -> int:
@@ -175,12 +130,13 @@ class Parts:
     config: Any
     chunk_len: int
     bytes: Bytes
-    warnings: list[str] = field(default_factory=list)
 
     def free(self) -> None:
         """Unload the model and drop every reference to device memory. Calling it again does nothing."""
         if self.model is not None:
             self.model.unload()
+        if self.attention.hold is not None:
+            self.attention.hold.close()
         self.model = self.cache = self.config = None
         gc.collect()
         if torch.cuda.is_available():
@@ -197,7 +153,7 @@ def load_parts(sdk: Sdk, spec: ModelSpec, *, device: str) -> Progress:
     folder = planned.folder
     if planned.needs_repack:
         folder = yield from repack(planned.folder)
-    with translate_errors("Reading the config"):
+    with translate_errors("Reading the config", ModelLoadFailed):
         config = sdk.package.ExLlamaV2Config(str(folder))
         attention = _configure(sdk, config, planned, spec, device)
     before = _allocated()
@@ -263,12 +219,10 @@ def _configure(sdk: Sdk, config: Any, planned: Plan, spec: ModelSpec, device: st
         device=device,
     )
     config.no_flash_attn = not attention.is_paged
-    config.no_sdpa = True
     config.arch_compat_overrides(quiet=True)
     if config.no_flash_attn and attention.is_paged:
-        attention = Attention(
-            name=MATMUL, is_paged=False, why_not_flash="this model needs what this flash-attn cannot do"
-        )
+        attention = without_flash(spec.attention, "this model needs what this flash-attn cannot do")
+    config.no_sdpa = attention.name != SDPA
     config.max_input_len = chunk_len(attention, num_heads=config.num_attention_heads, cache_len=planned.cache_len)
     return attention
 
@@ -284,7 +238,7 @@ def _load_weights(parts: Parts) -> Generator[LoadProgress, None, None]:
     loading = parts.model.load_autosplit_gen(parts.cache, callback_gen=tick)
     try:
         while True:
-            with host_stream_kept(), translate_errors(f"Loading {parts.plan.folder.name}"):
+            with host_stream_kept(), translate_errors(f"Loading {parts.plan.folder.name}", ModelLoadFailed):
                 if next(loading, loading) is loading:
                     break
             with torch.inference_mode(False):

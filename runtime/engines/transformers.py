@@ -35,6 +35,7 @@ from .base import (
     Work,
 )
 from .parking import Parking
+from .precision import matmul_sums
 from .sampling import Sampler
 from .torch_device import name_of
 from .transformers_cache import LiveCache
@@ -148,7 +149,7 @@ class TransformersEngine:
         thread that reads the generator.
         """
         live = self._live
-        with torch.inference_mode(), translate_errors("generating", GenerationFailed):
+        with torch.inference_mode(), translate_errors("generating", GenerationFailed), matmul_sums(self._plan.sums):
             tokens = torch.tensor([ids], device=self._plan.device)
             try:
                 out = self._model(input_ids=tokens, **{self._cache_name: live.cache}, **self._options)

@@ -15,6 +15,7 @@ import transformers
 from ..errors import ModelLoadFailed, ModelUnsupported, OutOfMemory, ResidentError
 from ..events import LoadProgress
 from ..models.info import ModelInfo, text_config
+from ..models.quantised import why_not_in_transformers
 from ..models.safetensors_header import TensorHeader
 from .transformers_attention import choose_attention
 from .transformers_plan import Plan
@@ -202,6 +203,7 @@ def stream_weights(
     return (yield from _read_all(model_class, config, headers, device, dtype, attention))
 
 
+@torch.inference_mode(False)  # a host may load inside its own inference mode, whose tensors make no parameters
 def _stand_in(header: TensorHeader, dtype: torch.dtype) -> torch.Tensor:
     """A tensor of the right type and shape that takes no memory: of one column, or - where transformers 4 would copy
     that - of pages that nobody touches."""
@@ -321,6 +323,8 @@ def load_folder(plan: Plan, attention: str) -> Generator[LoadProgress, None, tup
 def _load_quantised(plan: Plan, attention: str) -> Generator[LoadProgress, None, tuple[Any, tuple[str, ...]]]:
     """By transformers' own loader, whose quantisers need the whole folder; it cannot be interrupted in between."""
     info = plan.model
+    if reason := why_not_in_transformers(info):
+        raise ModelUnsupported(f"{plan.name}: {reason}.")
     model_class, _ = text_class(load_config(info), plan.name)
     attention, warning = choose_attention(attention, model_class, plan.device, plan.dtype)
     yield LoadProgress(done=0, total=info.weights_bytes)

@@ -13,6 +13,7 @@ from ..models import footprint as counted
 from ..models.info import ModelInfo, read_model
 from ..request import ModelSpec
 from ..telemetry import Bytes, format_bytes
+from .precision import check as check_sums
 from .torch_device import DTYPES, LONG_NAMES, name_of, pick_device, pick_dtype
 
 DEFAULT_CONTEXT_LEN = 32768
@@ -26,6 +27,7 @@ class Plan:
     """A load, settled.
 
     prefix_bytes: host memory for prefixes that are kept aside
+    sums: how 16-bit matrix products add up, see precision.py
     """
 
     model: ModelInfo
@@ -35,6 +37,7 @@ class Plan:
     context_len: int
     bytes: Bytes
     prefix_bytes: int
+    sums: str
     warnings: tuple[str, ...]
 
     @property
@@ -57,6 +60,7 @@ def plan(spec: ModelSpec) -> Plan:
         kv_dtype=kv_dtype,
         context_len=context_len,
         bytes=num_bytes,
+        sums=check_sums(spec.option("sums", "auto")),
         prefix_bytes=int(spec.option("prefix_bytes", DEFAULT_PREFIX_BYTES) or 0),
         warnings=(warning,) if warning else (),
     )

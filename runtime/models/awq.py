@@ -11,8 +11,9 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import ModelLoadFailed, ModelNotFound
+from ..errors import ModelLoadFailed
 from .awq_layout import Half, half_from_raw
+from .info import read_config
 from .safetensors_header import TensorHeader, read_headers
 
 Verdict = Literal["genuine", "damaged", "not_awq"]
@@ -80,20 +81,6 @@ class NotAwq(Exception):
 
 class BadLayout(Exception):
     """The folder calls itself AWQ but lies in a way that cannot be read; the message says how."""
-
-
-def read_config(folder: Path) -> dict[str, object]:
-    """The folder's config.json; raises ModelNotFound or ModelLoadFailed."""
-    path = folder / "config.json"
-    if not path.is_file():
-        raise ModelNotFound(f"{folder} has no config.json, so it is no model folder. Choose the folder that holds it.")
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ModelLoadFailed(f"{path} is not valid JSON ({error}). Download the model again.") from error
-    if not isinstance(config, dict):
-        raise ModelLoadFailed(f"{path} holds no JSON object. Download the model again.")
-    return config
 
 
 def _map(value: object) -> JsonMap:

@@ -3,9 +3,71 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from ..errors import ModelUnsupported
-from .awq import Scheme
+from .info import ModelInfo
+
+if TYPE_CHECKING:
+    from .awq import Scheme
+
+ARCHITECTURES = frozenset(
+    f"{name}ForCausalLM"
+    for name in (
+        *("Cohere", "Cohere2", "Gemma", "Gemma2", "Glm4", "Granite", "Llama", "MiniCPM", "Mistral", "Mixtral"),
+        *("Orion", "Phi3", "Qwen2", "Qwen3", "Qwen3Moe", "Starcoder2", "Yi"),
+    )
+)
+"""What 0.3.2 knows by name. It loads any other as Llama, with a printed warning."""
+
+FUSED = frozenset({"Phi3ForCausalLM"})
+"""These store q, k and v in one tensor, which the library can split in 16 bit only."""
+
+ELSEWHERE = "Use the transformers engine, or a vLLM server."
+
+
+def check_supported(config: Mapping[str, object]) -> str | None:
+    """The quantisation method of a model that ExLlamaV2 can run; raises ModelUnsupported with what would run it."""
+    return _quantisation(config, _architecture(config))
+
+
+def why_unsupported(info: ModelInfo) -> str | None:
+    """Why ExLlamaV2 cannot run this model, for the engine table; None where it can."""
+    try:
+        check_supported(info.config)
+    except ModelUnsupported as error:
+        return str(error)
+    return None
+
+
+def _architecture(config: Mapping[str, object]) -> str:
+    named = config.get("architectures")
+    names = [str(name) for name in named] if isinstance(named, list) else []
+    if len(names) != 1 or names[0] not in ARCHITECTURES:
+        raise ModelUnsupported(
+            f"ExLlamaV2 cannot run {', '.join(names) or 'a model without an architecture'}: it knows "
+            f"{', '.join(sorted(name.removesuffix('ForCausalLM') for name in ARCHITECTURES))}. {ELSEWHERE}"
+        )
+    return names[0]
+
+
+def _quantisation(config: Mapping[str, object], architecture: str) -> str | None:
+    quant = config.get("quantization_config")
+    if not isinstance(quant, Mapping):
+        return None
+    method, bits = str(quant.get("quant_method")), quant.get("bits")
+    if method in ("awq", "compressed-tensors") and architecture in FUSED:
+        raise ModelUnsupported(f"{architecture} has fused projections, which cannot be repacked. {ELSEWHERE}")
+    if method == "gptq" and bits != 4:
+        raise ModelUnsupported(f"This GPTQ model has {bits} bits; ExLlamaV2 runs 4. {ELSEWHERE}")
+    if method == "gptq" and quant.get("checkpoint_format") == "gptq_v2":
+        raise ModelUnsupported(
+            "This GPTQ model has the gptq_v2 format, whose zero points of 0 ExLlamaV2 spoils for their neighbours. "
+            + ELSEWHERE
+        )
+    if method not in ("awq", "compressed-tensors", "gptq", "exl2"):
+        raise ModelUnsupported(f"ExLlamaV2 cannot read {method} weights: it reads 16 bit, GPTQ, EXL2, AWQ. {ELSEWHERE}")
+    return method
 
 
 def flat_rope(config: Mapping[str, object]) -> dict[str, object]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 from ..engines import ENGINES
-from ..errors import ResidentError
+from ..errors import ModelLoadFailed, ResidentError
 from ..request import Prompt
 from .info import ModelInfo, read_model
 
@@ -16,10 +17,30 @@ KV_BITS = {"fp16": 16.0, "q8": 8.5, "q6": 6.5, "q4": 4.5}
 """Bits that one cached value takes, scales included."""
 
 
-def inspect(path: str) -> dict[str, Facts]:
-    """All facts about the model at `path`, by inspection; JSON values only. Raises what `read_model` raises."""
-    info = read_model(path)
-    return {name: look(info) for name, look in INSPECTIONS.items()}
+def inspect(path: str) -> dict[str, object]:
+    """All facts about the model at `path`, by inspection; JSON values only.
+
+    `awq` is one word (genuine, damaged, not_awq), and `awq_report` says why. Raises what `read_model` raises, but
+    for a damaged AWQ folder, which gives only its verdict and the `fault`.
+    """
+    verdict = awq(path)
+    try:
+        info = read_model(path)
+    except ModelLoadFailed as error:
+        if verdict["awq"] != "damaged":
+            raise
+        return {"fault": str(error), **verdict}
+    return {**{name: look(info) for name, look in INSPECTIONS.items()}, **verdict}
+
+
+def awq(path: str) -> Facts:
+    """Whether a folder holds 4-bit AWQ weights that are whole."""
+    if not Path(path).is_dir():
+        return {"awq": "not_awq", "awq_report": {"reason": "This is no folder."}}
+    from .awq import inspect_awq
+
+    report = inspect_awq(path).as_dict()
+    return {"awq": report.pop("awq"), "awq_report": report}
 
 
 def model(info: ModelInfo) -> Facts:

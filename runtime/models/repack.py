@@ -26,12 +26,12 @@ from .awq import (
     inspect_awq,
     module_shape,
     read_bytes,
-    read_config,
     read_half,
     read_tensor,
 )
 from .awq_layout import Codes, Packed, Words, pack_for_exllamav2, read_awq_gemm, read_pack_quantized
 from .exllamav2_config import exllamav2_config
+from .info import read_config
 from .safetensors_header import TensorHeader, read_headers
 
 log = logging.getLogger(__name__)
@@ -236,28 +236,44 @@ def pack_layer(module: str, scheme: Scheme, headers: Mapping[str, TensorHeader])
 
 
 def find_differences(path: str | Path, repacked: str | Path) -> Iterator[str]:
-    """Yield a sentence for every module whose weights differ between source and repack; none is the proof."""
+    """Yield a sentence for every tensor or 4-bit module that differs between source and repack; none is the proof."""
     folder, target = Path(path), Path(repacked)
     report = inspect_awq(folder)
     if report.verdict != "genuine" or report.scheme is None:
         yield report.reason
         return
     source, made = read_headers(folder), read_headers(target)
-    for module in report.modules:
-        missing = [part for part in ("qweight", "qzeros", "scales") if f"{module}.{part}" not in made]
-        if missing:
-            yield f"{module} has no {', '.join(missing)} in the repack."
+    modules = set(report.modules)
+    for name, header in source.items():
+        module, _, part = name.rpartition(".")
+        if module in modules and part != "bias":
             continue
-        expected = read_layer(module, report.scheme, source)[0].dequantise()
-        scales, _ = read_half(made[f"{module}.scales"])
-        packed = Packed(
-            qweight=read_tensor(made[f"{module}.qweight"]),
-            qzeros=read_tensor(made[f"{module}.qzeros"]),
-            scales=scales,
-        )
-        got = packed.unpack().dequantise()
-        if not np.array_equal(expected, got):
-            yield f"{module}: {int((expected != got).sum())} of {expected.size} weights differ."
+        if name not in made:
+            yield f"{name} is not in the repack."
+        elif module in modules:
+            if not np.array_equal(read_half(header)[0], read_half(made[name])[0]):
+                yield f"{name} differs."
+        elif read_bytes(header) != read_bytes(made[name]):
+            yield f"{name} differs."
+    for module in report.modules:
+        yield from _module_differences(module, report.scheme, source, made)
+
+
+def _module_differences(
+    module: str, scheme: Scheme, source: Mapping[str, TensorHeader], made: Mapping[str, TensorHeader]
+) -> Iterator[str]:
+    if missing := [part for part in ("qweight", "qzeros", "scales") if f"{module}.{part}" not in made]:
+        yield f"{module} has no {', '.join(missing)} in the repack."
+        return
+    expected = read_layer(module, scheme, source)[0].dequantise()
+    packed = Packed(
+        qweight=read_tensor(made[f"{module}.qweight"]),
+        qzeros=read_tensor(made[f"{module}.qzeros"]),
+        scales=read_half(made[f"{module}.scales"])[0],
+    )
+    got = packed.unpack().dequantise()
+    if not np.array_equal(expected, got):
+        yield f"{module}: {int((expected != got).sum())} of {expected.size} weights differ."
 
 
 def _write_header(out: BinaryIO, planned: list[_Planned]) -> None:

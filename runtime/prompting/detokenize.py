@@ -88,15 +88,16 @@ class Detokenizer:
     """Push ids, get the text that is new and final; `flush` gives what an unfinished character left.
 
     hidden: ids that give no text (control tokens)
+    begins: the ids begin a text, so a space that the tokenizer put there is taken away
     """
 
-    def __init__(self, tokenizer: Tokenizer, hidden: Collection[int] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, hidden: Collection[int] = (), *, begins: bool = True) -> None:
         self._tokenizer = tokenizer
         self._hidden = hidden
         self._bytes = token_bytes(tokenizer)
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        self._is_first = True
-        self._to_strip = self._bytes.strip if self._bytes else 0
+        self._is_first = begins
+        self._to_strip = self._bytes.strip if self._bytes and begins else 0
         self._window: list[int] = []
         self._window_text = ""
 

@@ -10,10 +10,11 @@ from pathlib import Path
 from ..engines.base import Encoded, Reasoning, StopEntry
 from ..errors import TemplateFailed
 from ..request import Message, Option, Prompt
-from .chat_template import ChatTemplate, end_of_turn, resolve
+from .chat_template import ChatTemplate, end_of_turn
 from .control_tokens import ControlTokens, Mark
 from .detokenize import Detokenizer
 from .reasoning import CHANNELS, FINAL_CHANNEL, find_tags, marks_of
+from .template_choice import resolve
 from .tokenizer import ModelTokenizer, TokenizerCache
 
 _CACHE = TokenizerCache(size=4)
@@ -35,7 +36,7 @@ class Prompter:
         self._templates: dict[str | None, ChatTemplate] = {}
         self._tails: dict[str, int | None] = {}
         self._tags = find_tags("".join(model.templates.values()), self._ids)
-        self.vocab_size = max(model.tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+        self.vocab_size = model.vocab_size
 
     @classmethod
     def load(cls, model: str) -> Prompter:
@@ -72,16 +73,18 @@ class Prompter:
     def detokenizer(self, encoded: Encoded | None = None) -> Detokenizer:
         """A new detokenizer, for one answer; control tokens give no text, marks of thinking do.
 
-        encoded: the prompt that is answered, where its stop conditions or its tags are not the model's own
+        encoded: the prompt that is answered: its stop tokens and tags count, and an answer that goes on from a prefix
+                 keeps its first space
         """
-        tags, stop = self._tags, list(self._model.end_ids)
+        tags, stop, begins = self._tags, list(self._model.end_ids), True
         if encoded is not None:
+            begins = not encoded.prompt.answer_prefix
             stop += [entry.id for entry in encoded.stop]
             if encoded.reasoning is not None:
                 tags = (encoded.reasoning.open_tag, encoded.reasoning.close_tag)
         shown = {self._ids[mark] for mark in marks_of(tags) if mark in self._ids}
         hidden = {one for one, token in self._added.items() if token.special} | set(stop)
-        return Detokenizer(self._tokenizer, frozenset(hidden - shown))
+        return Detokenizer(self._tokenizer, frozenset(hidden - shown), begins=begins)
 
     def _template(self, wanted: str | None) -> ChatTemplate:
         if wanted not in self._templates:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from tests.nodes.stub_host import load_pack, stub_modules
+from tests.nodes.stub_host import ROOT, load_pack, stub_modules
+from tools.comfyui import PACK_NAME
 
 PACK = "resident_llm_on_stubs"
 REPLY = "A lighthouse of blue glass above the sea, for {prompt}"
@@ -41,8 +43,10 @@ def pack(stubs):
 
 SCRIPTS = {
     "script-quick": {"reply": REPLY},
-    "script-slow": {"reply": REPLY * 2, "step_s": 0.02, "load_steps": 40, "prefill_steps": 40},
+    "script-slow": {"reply": REPLY * 2, "step_s": 0.01, "load_steps": 50, "prefill_steps": 50},
     "script-picky": {"reply": REPLY, "fail_on": "forbidden"},
+    "script-markup": {"reply": "<img src=x onerror='window.wasRun=1'> **bold** {prompt}"},
+    "script-long": {"reply": "word " * 400 + "end", "step_s": 0.02, "tokens_per_step": 8},
     "script-thinks": {"reply": "<think>A cat, then.</think>" + REPLY, "step_s": 0.01},
 }
 
@@ -59,14 +63,15 @@ def script_models(tmp_path_factory) -> list[Path]:
 
 @pytest.fixture
 def scripted(comfy_with, script_models):
-    """The shared server with scripted models in its menu."""
-    return comfy_with(models=script_models, env={"RESIDENT_LLM_SCRIPTED": "1"})
+    """The shared server with scripted models in its menu, and a node that makes lists."""
+    packs = {PACK_NAME: ROOT, "list-pack": Path(__file__).parent / "list_pack"}
+    return comfy_with(models=script_models, packs=packs, env={"RESIDENT_LLM_SCRIPTED": "1"})
 
 
 def load_llm(model="script-quick", **inputs):
     """The API form of a Load LLM node."""
     defaults = {"engine": "scripted", "device": "auto", "dtype": "auto", "attention": "auto", "context_len": 0}
-    values = {"model": model, **defaults, "kv_cache": "auto", "when_idle": "keep", **inputs}
+    values = {"model": model, **defaults, "kv_cache": "auto", "when_idle": "keep", "host_copy_gb": -1, **inputs}
     return {"class_type": "ResidentLoadLLM", "inputs": values}
 
 
@@ -83,3 +88,22 @@ def generate(llm="1", prompt="2", **inputs):
 def graph(model="script-quick", user="a cat", **inputs):
     """Load LLM (1), LLM Prompt (2) and Generate Text (3)."""
     return {"1": load_llm(model), "2": prompt_node(user), "3": generate(**inputs)}
+
+
+def free(**inputs):
+    """The API form of a Free LLM Memory node."""
+    return {"class_type": "ResidentFree", "inputs": {"drop_host_copies": True, **inputs}}
+
+
+def interrupted(comfy, prompt, phase, delay_s):
+    """Run a prompt and interrupt it some time after it has come to a phase."""
+    is_done = False
+
+    def on_event(event):
+        nonlocal is_done
+        if not is_done and event.type == "resident.stream" and event.data["phase"] == phase:
+            is_done = True
+            time.sleep(delay_s)
+            comfy.interrupt()
+
+    return comfy.run_prompt(prompt, on_event=on_event)

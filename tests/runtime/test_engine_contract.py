@@ -20,6 +20,8 @@ from tests.tiny import can_make, make_model
 
 ROTARY_TABLES_BYTES = 64
 """What a tiny model computes for itself beside the weights of its files."""
+CLOSE = 0.25
+"""Difference of log-probability below which rounding to 16 bit may decide which of two ids is greater."""
 SAMPLED = Sampling(temperature=1.5, top_p=0.95)
 
 
@@ -30,12 +32,14 @@ class Case:
     truth:   greedy ids after these ids, computed without the engine's loop and cache
     poison:  make the engine's logits NaN from the n-th forward pass on; returns how to undo it
     model:   the object whose death shows that the memory is free
+    gap:     for a cache in 16 bit: log-probability between two ids after these ids
     """
 
     spec: ModelSpec
     truth: object = None
     poison: object = None
     model: object = None
+    gap: object = None
 
 
 def transformers_case(kind, folder):
@@ -68,6 +72,19 @@ def scripted_case(_kind, _folder):
     return Case(spec=ModelSpec(model="script", engine="scripted", options=(("reply", "x" * 40),)))
 
 
+def llamacpp_case(gguf):
+    options = (("threads", 1),)
+
+    def gap(engine, ids, one, other):
+        body = {"prompt": list(ids), "n_predict": 1, "n_probs": 20, "temperature": 0}
+        reply = engine._client._members[0].http.post("/completion", body, timeout_s=120).body
+        found = {top["id"]: top["logprob"] for top in reply["completion_probabilities"][0]["top_logprobs"]}
+        return abs(found[one] - found[other])
+
+    spec = ModelSpec(model=str(gguf), engine="llamacpp", device="cpu", context_len=512, options=options)
+    return Case(spec=spec, gap=gap)
+
+
 CASES = {
     ("transformers", "llama"): transformers_case,
     ("transformers", "qwen3"): transformers_case,
@@ -75,15 +92,18 @@ CASES = {
     ("transformers", "qwen3_5"): transformers_case,
     ("scripted", ""): scripted_case,
 }
-WITHOUT = [(row.name, "") for row in ENGINES if row.name not in {name for name, _ in CASES}]
+REAL = ("llamacpp", "smollm2")
+WITHOUT = [(row.name, "") for row in ENGINES if row.name not in {name for name, _ in (*CASES, REAL)}]
 
 
-@pytest.fixture(scope="module", params=[*CASES, *WITHOUT], ids=lambda one: "-".join(filter(None, one)))
+@pytest.fixture(scope="module", params=[*CASES, REAL, *WITHOUT], ids=lambda one: "-".join(filter(None, one)))
 def case(request, tmp_path_factory):
     name, kind = request.param
     [row] = [row for row in ENGINES if row.name == name]
     if reason := row.why_unavailable():
         pytest.skip(f"{name} cannot run here: {reason}")
+    if request.param == REAL:
+        return llamacpp_case(request.getfixturevalue("gguf_path"))
     if request.param not in CASES:
         pytest.skip(f"not applicable: there is no small model for {name} in these tests")
     return CASES[request.param](kind, tmp_path_factory.mktemp(f"{name}-{kind}"))
@@ -137,6 +157,16 @@ def answer(engine, text, **options):
     return ids_of(run(engine, work_of(engine, text, **options))[0])
 
 
+def assert_same(case, engine, text, found, wanted):
+    """Equal ids; in 16 bit they may part where the two ids are within CLOSE of each other."""
+    at = next((at for at, (one, other) in enumerate(zip(found, wanted, strict=True)) if one != other), None)
+    if at is None or case.gap is None:
+        assert found == wanted
+    else:
+        ids = (*work_of(engine, text).encoded.token_ids, *wanted[:at])
+        assert case.gap(engine, ids, found[at], wanted[at]) < CLOSE
+
+
 def test_greedy_equals_a_forward_loop_without_cache(case, warm):
     if case.truth is None:
         pytest.skip("not applicable: no model behind it")
@@ -161,8 +191,11 @@ def test_a_reused_prefix_gives_what_a_cold_run_gives(case, warm):
     again = run(warm, work_of(warm, shared + "two"))[0]
     back = answer(warm, shared + "one")
 
-    assert [ids_of(second), ids_of(again), back] == [cold[1], cold[1], cold[0]]
-    assert [step for step in again if isinstance(step, PrefillStep)][-1].num_cached > len(shared) // 2
+    for found in (ids_of(second), ids_of(again)):
+        assert_same(case, warm, shared + "two", found, cold[1])
+    assert_same(case, warm, shared + "one", back, cold[0])
+    prefill = [step for step in again if isinstance(step, PrefillStep)][-1]
+    assert prefill.num_cached > prefill.num_total // 2
 
 
 def test_a_list_gives_what_its_items_give_alone(warm):
@@ -320,6 +353,8 @@ def test_close_frees_everything_and_may_be_called_again(case):
 
 
 def test_trim_gives_back_the_idle_cache_and_the_next_answer_is_the_same(warm):
+    if warm.info.engine == "llamacpp":
+        pytest.skip("not applicable: llama.cpp's cache is one block for the life of the model")
     wanted = answer(warm, "trim me, " * 20)
     held = warm.bytes.device
 

@@ -77,23 +77,6 @@ def test_an_nvcc_of_another_major_version_than_torch_is_told(tmp_path, monkeypat
     assert (found["fault"] is None) is fits
 
 
-def test_models_are_folders_with_config_and_weights_and_gguf_files(tmp_path, monkeypatch):
-    root = tmp_path / "models" / "LLM"
-    for name in ("whole", "maker/whole", "no-weights"):
-        (root / name).mkdir(parents=True)
-        (root / name / "config.json").touch()
-    (root / "whole" / "model.safetensors").touch()
-    (root / "maker" / "whole" / "model-00001-of-00002.safetensors").touch()
-    (root / "one.gguf").touch()
-    monkeypatch.setenv("COMFYUI_PATH", str(tmp_path))
-    monkeypatch.setenv("RESIDENT_MODELS", str(tmp_path / "gone"))
-
-    first, second = machine.model_folders()[:2]
-
-    assert first.models == ("maker/whole", "one.gguf", "whole")
-    assert (second.path, second.exists, second.models) == (str(tmp_path / "gone"), False, ())
-
-
 def test_the_facts_are_gathered_without_torch_in_this_process():
     code = (
         "import json, sys; from runtime import machine; facts = machine.look(); "
@@ -108,3 +91,21 @@ def test_the_facts_are_gathered_without_torch_in_this_process():
 
 def test_the_examples_in_the_docstrings_hold():
     assert doctest.testmod(machine).failed == 0
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_its_card_driver_and_memory_are_told():
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+
+    facts = machine.look()
+
+    cards = [one for one in facts["devices"] if one["device"] != "cpu"]
+    assert [one["name"] for one in cards] == [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    assert all(0 < one["free_bytes"] <= one["total_bytes"] and one["fault"] is None for one in cards)
+    assert facts["torch"]["cuda"] == torch.version.cuda
+    assert facts["driver"]["fault"] is None and facts["driver"]["max_cuda"]
+    flash = facts["flash_attn"]
+    assert flash["works"] is (flash["fault"] is None)
+    assert flash["works"] is False or flash["max_error"] < machine.FLASH_TOLERANCE

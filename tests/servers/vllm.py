@@ -37,7 +37,7 @@ class VLLM:
         self.port = free_port()
         self.model = model
         self.log = log
-        self._python = python
+        self.python = python
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -46,7 +46,7 @@ class VLLM:
 
     def launch(self) -> None:
         """Start the processes without waiting until they are ready."""
-        command = [str(self._python), "-m", "vllm.entrypoints.openai.api_server"]
+        command = [str(self.python), "-m", "vllm.entrypoints.openai.api_server"]
         command += ["--model", str(self.model), "--served-model-name", MODEL, "--api-key", KEY]
         command += ["--host", "127.0.0.1", "--port", str(self.port), "--dtype", "float32", "--enforce-eager"]
         command += ["--max-model-len", "2048", "--max-num-seqs", "16", "--enable-prompt-tokens-details"]
@@ -74,6 +74,13 @@ class VLLM:
     def start(self) -> None:
         self.launch()
         self.wait_until_ready()
+
+    def start_if_down(self) -> None:
+        """Start anew unless the server is well: a dying one may still hold its port."""
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.url}/health", timeout=5):
+            return
+        self.stop()
+        self.start()
 
     def pids(self, name: str) -> list[int]:
         """The processes of this server's group whose title holds `name`."""

@@ -62,6 +62,6 @@ def test_an_install_that_fails_is_told_with_its_reason(bare_machine: Path, monke
     program(bare_machine, "apt-get", "echo 'E: Could not resolve the archive' >&2; exit 100")
 
     with pytest.raises(
-        Fault, match=r"apt-get update failed: E: Could not resolve the archive Install chromium by hand"
+        Fault, match=r"apt-get update failed: E: Could not resolve the archive\. Install chromium by hand"
     ):
         chromium.ensure_chromium()

@@ -11,8 +11,9 @@ from tools.prompt_run import Event, PromptRun
 from tools.run import Printer, read_prompt, show
 
 
-def stream(phase: str, delta: str = "", status: str = "", done: bool = False) -> Event:
-    return Event("resident.stream", {"phase": phase, "delta": delta, "status": status, "done": done})
+def stream(phase: str, delta: str = "", status: str = "", done: bool = False, **more: object) -> Event:
+    place = {"node": "4", "index": 0, "channel": "answer"}
+    return Event("resident.stream", {**place, "phase": phase, "delta": delta, "status": status, "done": done, **more})
 
 
 def test_the_text_is_printed_as_it_grows_between_the_status_lines(capsys: pytest.CaptureFixture[str]):
@@ -29,6 +30,28 @@ def test_the_text_is_printed_as_it_grows_between_the_status_lines(capsys: pytest
         printer(event)
 
     assert capsys.readouterr().out == "[loading 0 %]\n[prefill 0 of 9]\nA cat.\n[3 tokens, stop]\n"
+
+
+def test_a_snapshot_adds_only_what_was_not_printed(capsys: pytest.CaptureFixture[str]):
+    printer = Printer()
+
+    for event in (stream("decode", "A c"), stream("decode", "A cat", is_snapshot=True), stream("decode", ".")):
+        printer(event)
+
+    assert capsys.readouterr().out == "A cat."
+
+
+def test_items_and_thinking_stand_on_lines_of_their_own(capsys: pytest.CaptureFixture[str]):
+    printer = Printer()
+
+    for event in (
+        stream("decode", "Hm.", channel="thinking"),
+        stream("decode", "A cat."),
+        stream("decode", "A dog.", index=1),
+    ):
+        printer(event)
+
+    assert capsys.readouterr().out == "Hm.\nA cat.\nA dog."
 
 
 def test_outputs_are_printed_with_json_laid_out(capsys: pytest.CaptureFixture[str]):

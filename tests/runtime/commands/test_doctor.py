@@ -11,7 +11,7 @@ from runtime.engines import ENGINES
 ROOT = Path(__file__).parents[3]
 SECTIONS = [
     "pack", "python", "system", "packages", "torch", "devices", "driver", "nvcc", "flash_attn", "engines",
-    "model_folders",
+    "patches", "model_folders",
 ]  # fmt: skip
 
 
@@ -49,6 +49,7 @@ def test_the_lines_name_every_engine_and_a_remedy_for_those_that_cannot_run(bare
 
     assert "transformers  cannot run: the package torch is not installed. Try: pip install transformers" in text
     assert "scripted      can run" in text
+    assert "exllamav2 is not installed" in text
     assert "flash-attn    cannot be used: not installed; install torch with CUDA first" in text
 
 

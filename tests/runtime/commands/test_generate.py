@@ -112,3 +112,18 @@ def test_a_closed_pipe_is_quiet():
 
     assert running.stderr.read() == b""
     assert running.wait(timeout=60) == 141
+
+
+def test_a_real_model_streams_the_text_that_json_gives_at_the_same_seed(model_path):
+    pytest.importorskip("transformers")
+    words = ["generate", str(model_path), "--prompt", "Name three colors.", "--max-tokens", "12", "--seed", "7"]
+    python = [sys.executable, "-m", "runtime", *words]
+
+    streamed = subprocess.run(python, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    whole = subprocess.run([*python, "--json"], cwd=ROOT, capture_output=True, text=True, timeout=600)
+
+    answer = json.loads(whole.stdout)
+    assert streamed.stdout == answer["text"] + "\n"
+    assert answer["report"]["engine"] == "transformers"
+    assert answer["report"]["finish"] == {"reason": "length", "by": "max_tokens"}
+    assert streamed.stderr.startswith("[12 tokens, ")

@@ -51,7 +51,7 @@ def test_the_lines_name_sizes_and_what_speaks_against_each_engine(folder):
     assert done.returncode == 0, done.stderr
     assert "fp16  65536 bytes a token, 17.2 GB at full context" in done.stdout
     assert "8 bytes in 1 tensors: F16 8 bytes" in done.stdout
-    assert "engines        transformers  yes" in done.stdout or "transformers  no: " in done.stdout
+    assert "llamacpp      no: it reads gguf, and this is safetensors" in done.stdout
 
 
 def test_a_missing_tokenizer_is_a_fact_not_a_failure(folder):
@@ -59,7 +59,25 @@ def test_a_missing_tokenizer_is_a_fact_not_a_failure(folder):
 
 
 def test_json_has_every_inspection(folder):
-    assert list(json.loads(run(folder, "--json").stdout)) == list(INSPECTIONS)
+    assert list(json.loads(run(folder, "--json").stdout)) == [*INSPECTIONS, "awq", "awq_report"]
+
+
+def test_a_folder_without_quantisation_is_not_awq(folder):
+    assert inspect(str(folder))["awq"] == "not_awq"
+
+
+def test_a_damaged_awq_folder_gives_its_verdict_and_the_fault(folder):
+    quant = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
+    (folder / "config.json").write_text(json.dumps({**QWEN35_27B, "quantization_config": quant}))
+    whole = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(whole[:-4])
+
+    facts = json.loads(run(folder, "--json").stdout)
+    lines = run(folder).stdout
+
+    assert facts["awq"] == "damaged"
+    assert "cut off" in facts["fault"]
+    assert lines.startswith("cannot load") and "AWQ            damaged: " in lines
 
 
 @pytest.mark.parametrize("name", ["gone", "empty"])

@@ -74,7 +74,14 @@ def test_the_body_holds_explicit_sampling_and_the_seed_and_the_stops(server, spe
     run(spec(), ask(sampling=GREEDY, seed=2**64 - 1, max_tokens=7, stop_strings=("END",), thinking="off"))
 
     [body] = server.bodies(CHAT)
-    expected = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "seed": -1}
+    expected = {
+        "temperature": 0.0,
+        "top_p": 1.0,
+        "top_k": 0,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "seed": 2**63 - 1,
+    }
     assert expected.items() <= body.items()
     assert body["max_tokens"] == 7
     assert body["stop"] == ["END"]
@@ -246,6 +253,26 @@ def test_a_busy_server_is_asked_again_as_it_says_and_nothing_is_lost(server, spe
     assert len(server.bodies(CHAT)) == 28
 
 
+def test_a_list_of_500_on_a_server_that_takes_4_at_a_time_is_answered_whole_and_in_order(server, spec):
+    places = threading.Semaphore(4)
+
+    def act(connection, seen):
+        if not places.acquire(blocking=False):
+            reply({"error": {"message": "queue full"}}, 503, Retry_After="0")(connection, seen)
+            return
+        try:
+            good(seen.body["messages"][0]["content"])(connection, seen)
+        finally:
+            places.release()
+
+    server.routes[CHAT] = act
+
+    results = run(spec(max_concurrent=12), *(ask(f"p{n}") for n in range(500)))
+
+    assert [result.text for result in results] == [f"p{n}" for n in range(500)]
+    assert server.max_open <= 12
+
+
 def test_a_retry_after_beyond_patience_is_told_at_once(server, spec):
     server.routes[CHAT] = reply({"error": {"message": "queue full"}}, 503, Retry_After="3600")
 
@@ -316,6 +343,29 @@ def test_the_key_comes_from_the_environment_and_is_in_no_message_and_no_file(
     assert "[key]" in str(caught.value)
 
 
+def test_a_key_in_an_error_event_of_a_good_stream_is_not_shown(server, spec):
+    server.routes[CHAT] = stream(delta("a"), event(error={"message": f"bad {KEY} with other-secret"}), DONE)
+
+    with pytest.raises(ServerError, match=r"bad \[key\] with \[key\]"):
+        run(spec(key=KEY, headers=(("X-Other", "other-secret"),)))
+
+
+def test_a_key_that_changes_while_the_model_is_loaded_is_used_from_then_on(server, spec, monkeypatch):
+    monkeypatch.setattr("runtime.engines.server.engine.PROFILE_LIFE_S", 0.0)
+    monkeypatch.setenv("BOX_KEY", "old-key")
+    server.routes[CHAT] = good("x")
+    the_spec, runtime = spec(key_env="BOX_KEY"), Runtime()
+    list(runtime.generate(the_spec, [ask()]))
+
+    monkeypatch.setenv("BOX_KEY", "new-key")
+    list(runtime.generate(the_spec, [ask()]))
+
+    sent = [one.headers["authorization"] for one in server.seen if one.path == CHAT]
+    assert sent == ["Bearer old-key", "Bearer new-key"]
+    assert runtime.num_loads(the_spec) == 1
+    runtime.close()
+
+
 def test_a_missing_key_variable_is_named(spec, monkeypatch):
     monkeypatch.delenv("BOX_KEY", raising=False)
 
@@ -351,6 +401,25 @@ def test_a_pool_spreads_a_list_and_leaves_out_a_server_that_is_down(server, spec
         assert sum(counts) == 30
         assert min(counts) >= 1
         assert "Left out of the pool" in results[0].report["warnings"][0]
+
+
+def test_a_server_that_leaves_a_pool_between_two_runs_costs_no_item(server, spec):
+    def act(connection, seen):
+        good(seen.body["messages"][0]["content"])(connection, seen)
+
+    server.routes[CHAT] = act
+    with ScriptedServer({CHAT: act}) as second:
+        spec(name="second", url=second.url)
+        the_spec, runtime = spec(pool=("second",)), Runtime()
+        list(runtime.generate(the_spec, [ask("first run")]))
+    requests = [ask(f"p{n}") for n in range(40)]
+
+    collector = collect(runtime.generate(the_spec, requests), the_spec, requests)
+
+    [resident] = runtime.residents()
+    results = collector.results(resident.info, resident.bytes)
+    assert [result.text for result in results] == [f"p{n}" for n in range(40)]
+    runtime.close()
 
 
 def test_a_busier_server_of_a_pool_is_asked_later(server, spec):

@@ -194,5 +194,5 @@ def test_a_config_that_lies_about_its_tensors_is_damage(tmp_path, weights):
 
 
 def test_a_folder_without_a_config_is_no_model(tmp_path):
-    with pytest.raises(ModelNotFound, match=r"no config\.json"):
+    with pytest.raises(ModelNotFound, match="is empty, so it is no model"):
         inspect_awq(tmp_path)

@@ -172,6 +172,17 @@ def test_damage_in_the_repack_is_found(tmp_path, folder):
     assert list(find_differences(folder, target)) == ["model.layers.1.mlp.down_proj: 1 of 32768 weights differ."]
 
 
+@pytest.mark.parametrize("name", ["model.norm.weight", "model.layers.0.self_attn.v_proj.bias"])
+def test_damage_in_a_copied_tensor_is_found_too(tmp_path, folder, name):
+    _, target = finish(repack(folder, tmp_path / "cache"))
+    header = read_headers(target)[name]
+    blob = bytearray(Path(header.file).read_bytes())
+    blob[header.start] ^= 1
+    Path(header.file).write_bytes(blob)
+
+    assert list(find_differences(folder, target)) == [f"{name} differs."]
+
+
 def test_a_folder_that_is_no_awq_is_refused(tmp_path, folder):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "fp8"}}))

@@ -1,67 +1,15 @@
-"""Tokenizers of four kinds: two of real models, two made here."""
+"""Model folders by the kind of their tokenizer; no weights."""
 
-import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from runtime.prompting.prompter import Prompter
+from tests.runtime.prompting.kinds import CHATML, sentencepiece, unigram, write_model
 
 ROOT = Path(__file__).parents[3]
-CORPUS = [
-    "The quick brown fox jumps over the lazy dog. A photo of a cat, masterpiece, best quality!",
-    "user system assistant <tag> </tag> [x] {y} think end start im INST s unk pad 0 1 2 3 4 5 6 7 8 9 | _ / < >",
-    "Ein Bär läuft über die Straße. Les élèves étudient à l'école. 你好 世界",
-]
-CHATML = (
-    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-CONTROL = ["<|im_start|>", "<|im_end|>", "<think>", "</think>", "[INST]"]
-
-
-def write_model(folder, tokenizer, **files):
-    """A model folder with a tokenizer and JSON files, without weights."""
-    folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    for name, content in files.items():
-        (folder / f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
-    return folder
-
-
-def unigram():
-    """Unigram with NFKC, whose own vocabulary holds control tokens too, as T5's does."""
-    tokenizer = Tokenizer(models.Unigram())
-    tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")])
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    tokenizer.decoder = decoders.Metaspace()
-    trainer = trainers.UnigramTrainer(
-        vocab_size=300, special_tokens=["<pad>", "</s>", "<unk>"], unk_token="<unk>", show_progress=False
-    )
-    tokenizer.train_from_iterator(CORPUS, trainer)
-    tokenizer.add_special_tokens(CONTROL[:2])
-    tokenizer.add_tokens([AddedToken(token, normalized=True) for token in CONTROL[2:]])
-    return tokenizer
-
-
-def sentencepiece():
-    """BPE with byte fallback and a space before each text, as Llama 2 has it; one token swallows white space."""
-    tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
-    special = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
-    trainer = trainers.BpeTrainer(vocab_size=600, special_tokens=special, show_progress=False)
-    tokenizer.train_from_iterator(CORPUS, trainer)
-    state = json.loads(tokenizer.to_str())
-    state["added_tokens"] = state["added_tokens"][:3]
-    tokenizer = Tokenizer.from_str(json.dumps(state))
-    tokenizer.add_special_tokens(CONTROL[:2])
-    tokenizer.add_tokens([*CONTROL[2:-1], AddedToken(CONTROL[-1], rstrip=True, lstrip=True)])
-    return tokenizer
 
 
 def fetch_qwen3():
@@ -74,26 +22,27 @@ def fetch_qwen3():
 
 
 @pytest.fixture(scope="session")
-def smollm2():
-    model = Path(os.environ.get("RESIDENT_TEST_MODEL") or ROOT / ".build/models/SmolLM2-135M-Instruct")
-    if not model.is_dir():
-        pytest.skip(f"{model} is not there; `make model` brings it")
-    return model
-
-
-@pytest.fixture(scope="session")
 def model_folder(request, tmp_path_factory):
     """A model folder by the name of its tokenizer."""
     made = {"unigram": unigram, "sentencepiece": sentencepiece}
 
-    def folder(name):
-        if name in made:
-            where = tmp_path_factory.mktemp("models") / name
+    def folder(kind):
+        if kind in made:
             config = {"chat_template": CHATML, "eos_token": "</s>", "unk_token": "<unk>"}
-            return write_model(where, made[name](), tokenizer_config=config)
-        return fetch_qwen3() if name == "qwen3" else request.getfixturevalue(name)
+            return write_model(tmp_path_factory.mktemp(kind), made[kind](), tokenizer_config=config)
+        return fetch_qwen3() if kind == "qwen3" else request.getfixturevalue("model_path")
 
     return folder
 
 
-KINDS = ("smollm2", "qwen3", "unigram", "sentencepiece")
+@pytest.fixture(scope="session")
+def prompters(model_folder):
+    """Get the prompter of a kind of tokenizer; each is loaded once."""
+    loaded = {}
+
+    def get(kind):
+        if kind not in loaded:
+            loaded[kind] = Prompter.load(str(model_folder(kind)))
+        return loaded[kind]
+
+    return get

@@ -2,9 +2,10 @@ import pytest
 
 from runtime import Message, Prompt
 from runtime.errors import ModelNotFound, TemplateFailed
-from runtime.prompting.chat_template import ChatTemplate, built_in_names
+from runtime.prompting.chat_template import ChatTemplate
 from runtime.prompting.prompter import Prompter
-from tests.runtime.prompting.conftest import CHATML, KINDS, sentencepiece, write_model
+from runtime.prompting.template_choice import built_in_names
+from tests.runtime.prompting.kinds import CHATML, KINDS, sentencepiece, write_model
 
 TURNS = [
     {"role": "system", "content": "You are terse."},

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
-from ..errors import ContextOverflow, ModelNotFound, ResidentError, ServerError
-from ..events import Finish
-from .base import DecodeStep, PrefillStep, StopEntry
+from ...errors import ContextOverflow, ModelNotFound, ResidentError, ServerError
+from ...events import Finish
+from ..base import DecodeStep, PrefillStep, StopEntry
 
 MAX_EVENT_BYTES = 8_000_000
 """Most bytes of one event; more is no language model speaking."""
@@ -105,7 +106,7 @@ class SseDecoder:
 
 
 class ReplyReader:
-    """The events of one request to steps. The last step comes from `end`, as usage follows the finish.
+    """The events of one request to steps. The last step comes from `end`, as the counts follow the finish.
 
     stop:         the control tokens that end the answer; llama.cpp is not told them, so they are matched here
     stop_strings: what the server was told to stop at; it cuts them off, and the last step puts the one that fired back
@@ -127,6 +128,7 @@ class ReplyReader:
         self._finish: Finish | None = None
         self._last_id: int | None = None
         self._stop_text = ""
+        self._last: DecodeStep | None = None
         self._details: dict[str, object] = {}
         self.has_begun = False
         self.is_over = False
@@ -155,7 +157,8 @@ class ReplyReader:
         """The step that carries the finish and the counts; raises ServerError if the server named no finish."""
         if self._finish is None:
             raise ServerError("The server's answer broke off: it ended without a finish reason. Run the graph again.")
-        return DecodeStep(text=self._stop_text, num_tokens=0, finish=self._finish, details=self._details)
+        last = self._last or DecodeStep(text="", num_tokens=0)
+        return replace(last, text=last.text + self._stop_text, finish=self._finish, details=self._details)
 
     def _openai(self, body: dict[str, Any]) -> list[DecodeStep | PrefillStep]:
         self._count(body.get("usage"))
@@ -171,17 +174,22 @@ class ReplyReader:
             else:
                 text = _string(choice.get("text"))
             ids = _ids(choice.get("token_ids"))
-            steps += self._decoded(text, ids, thinking)
+            new = self._decoded(text, ids, thinking)
             if reason := choice.get("finish_reason"):
                 self._end_by(reason, choice.get("stop_reason", choice.get("matched_stop")))
+                self._last, new = new, None
+            steps += [new] if new else []
         return steps
 
     def _native(self, body: dict[str, Any]) -> list[DecodeStep | PrefillStep]:
         if isinstance(progress := body.get("prompt_progress"), dict):
             counts = [int(progress[name]) for name in ("processed", "total", "cache")]
             return [PrefillStep(num_done=counts[0], num_total=counts[1], num_cached=counts[2])]
-        steps = self._decoded(_string(body.get("content")), _ids(body.get("tokens")), "")
+        new = self._decoded(_string(body.get("content")), _ids(body.get("tokens")), "")
+        if self.is_over:
+            return []
         if body.get("stop"):
+            self._last, new = new, None
             self._details["num_prompt_tokens"] = int(body["tokens_evaluated"])
             self._details["num_output_tokens"] = int(body["tokens_predicted"])
             if isinstance(timings := body.get("timings"), dict):
@@ -191,17 +199,18 @@ class ReplyReader:
             kind = body.get("stop_type")
             self._end_by(_STOP_TYPES.get(str(kind), kind), body.get("stopping_word") or None)
             self.is_over = True
-        return steps
+        return [new] if new else []
 
-    def _decoded(self, text: str, ids: tuple[int, ...], thinking: str) -> list[DecodeStep | PrefillStep]:
+    def _decoded(self, text: str, ids: tuple[int, ...], thinking: str) -> DecodeStep | None:
         if not (text or ids or thinking):
-            return []
+            return None
         self._last_id = ids[-1] if ids else None
         if ids and self._endpoint == "native" and (entry := self._stop.get(ids[-1])):
             self._finish = Finish(reason="stop", by="token", id=entry.id, text=entry.text)
             self.is_over = True
-            text = ""
-        return [DecodeStep(text=text, token_ids=ids, num_tokens=None if ids else 1, thinking=thinking)]
+            self._last = DecodeStep(text="", token_ids=ids)
+            return None
+        return DecodeStep(text=text, token_ids=ids, num_tokens=None if ids else 1, thinking=thinking)
 
     def _end_by(self, reason: object, cause: object) -> None:
         if reason == "length":

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import queue
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Union
 
-from ..errors import ResidentError, ServerError
-from ..telemetry import clock
-from . import openai_server as server
-from .base import FailedStep, Step, Work
-from .openai_body import chat_body, completion_body, native_body
-from .openai_http import Busy, Http, LoopThread, Unreachable
-from .openai_wire import Endpoint, ReplyReader
+from ...errors import ResidentError, ServerError
+from ...profiles import Profile
+from ...telemetry import clock
+from ..base import FailedStep, Step, Work
+from . import facts as server
+from .body import chat_body, completion_body, native_body
+from .http import Busy, Http, LoopThread, Unreachable
+from .wire import Endpoint, ReplyReader
+
+log = logging.getLogger(__name__)
 
 Queue = queue.SimpleQueue[tuple[int, Union[Step, BaseException]]]
 
 CONNECT_TRIES = 3
 BUSY_TRIES = 4
+MIN_PAUSE_S = 0.05
 MAX_RETRY_AFTER_S = 60.0
+DEFAULT_CONTEXT_LEN = 4096
 
 TAKES_IDS: dict[str, Endpoint] = {"vllm": "completions", "sglang": "completions", "llamacpp": "native"}
 _PATHS: dict[Endpoint, str] = {
@@ -45,6 +51,13 @@ class Member:
         name = _TITLES.get(self.facts.kind, "server")
         return f"{name} {self.facts.version or ''}".strip() + f" at {self.http.profile.address}"
 
+    def use(self, profile: Profile, loop: LoopThread) -> None:
+        """Go on by this profile; a connection whose address and key are the same stays."""
+        if not self.http.is_by(profile):
+            self.http.close()
+            self.http = Http(profile, loop)
+            self.asked_at = float("-inf")
+
     def endpoint(self, has_ids: bool) -> Endpoint:
         return TAKES_IDS.get(self.facts.kind, "chat") if has_ids else "chat"
 
@@ -58,6 +71,7 @@ class Answers:
         self._batch = batch
         self._steps = steps
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._gone: set[Member] = set()
 
     def start(self) -> None:
         self._loop.run(self._start())
@@ -99,29 +113,45 @@ class Answers:
     async def _try(self, index: int, work: Work) -> None:
         """Ask until an answer begins; what has begun is never asked for again."""
         num_refused = num_busy = 0
-        begun_at = clock()
+        paused_s = 0.0
         while True:
-            member = await self._slots.get()
+            member = await self._free_member()
             try:
                 await self._read(index, work, member)
                 return
             except Unreachable:
+                if self._give_up(member):
+                    continue
                 num_refused += 1
                 if num_refused == CONNECT_TRIES:
                     raise
-                pause = 0.2 * num_refused
+                await asyncio.sleep(0.2 * num_refused)
             except Busy as error:
                 num_busy += 1
-                if num_busy == BUSY_TRIES and error.retry_after_s is None:
-                    raise
                 pause = 2.0**num_busy / 2 if error.retry_after_s is None else error.retry_after_s
-                if pause > MAX_RETRY_AFTER_S or clock() + pause - begun_at > member.http.profile.first_token_s:
+                paused_s += pause
+                is_hopeless = num_busy == BUSY_TRIES and error.retry_after_s is None
+                if is_hopeless or pause > MAX_RETRY_AFTER_S or paused_s > member.http.profile.first_token_s:
                     raise
-                await asyncio.sleep(pause)
-                pause = 0
+                await asyncio.sleep(max(pause, MIN_PAUSE_S))  # in its place: that is how a busy server gets less
             finally:
-                self._slots.put_nowait(member)
-            await asyncio.sleep(pause)
+                if member not in self._gone:
+                    self._slots.put_nowait(member)
+
+    async def _free_member(self) -> Member:
+        while True:
+            member = await self._slots.get()
+            if member not in self._gone:
+                return member
+
+    def _give_up(self, member: Member) -> bool:
+        """Ask a server that cannot be reached no more, if the pool has another one."""
+        if len(self._gone | {member}) == len(self._members):
+            return False
+        if member not in self._gone:
+            log.warning("%s cannot be reached; the others of its pool go on", member.title)
+        self._gone.add(member)
+        return True
 
     async def _read(self, index: int, work: Work, member: Member) -> None:
         endpoint = member.endpoint(work.encoded.token_ids is not None)
@@ -131,11 +161,12 @@ class Answers:
         body = _body(endpoint, work, member)
         events = member.http.events(_PATHS[endpoint], body, has_begun=lambda: reader.has_begun)
         try:
-            async for event in events:
-                for step in reader.push(event):
-                    self._steps.put((index, step))
-                if reader.is_over:
-                    break
+            with member.http.translate_errors():
+                async for event in events:
+                    for step in reader.push(event):
+                        self._steps.put((index, step))
+                    if reader.is_over:
+                        break
         finally:
             await events.aclose()
         end = reader.end()
@@ -145,7 +176,7 @@ class Answers:
 
 def _body(endpoint: Endpoint, work: Work, member: Member) -> dict[str, Any]:
     if endpoint == "native":
-        return native_body(work)
+        return native_body(work, member.model.context_len or DEFAULT_CONTEXT_LEN)
     if endpoint == "completions":
         return completion_body(work, member.model.name)
     return chat_body(work, member.model.name, member.facts.kind)

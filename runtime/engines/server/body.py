@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..errors import TemplateFailed
-from ..request import Message, Prompt, Sampling
-from .base import Work
+from ...errors import TemplateFailed
+from ...request import Message, Prompt, Sampling
+from ..base import Work
 
 LLAMACPP_MAX_SEED = 2**32 - 2
 """The value above it means "random" to llama.cpp."""
+
+MAX_SEED = 2**63
+"""Servers keep seeds in 64 bits with a sign, and to vLLM -1 means "random"."""
 
 CONTINUES_ANSWER = ("vllm", "llamacpp", "sglang")
 """Servers whose chat endpoint goes on with a begun answer."""
@@ -42,8 +45,8 @@ def chat_body(work: Work, model: str, kind: str) -> dict[str, Any]:
     return body
 
 
-def native_body(work: Work) -> dict[str, Any]:
-    """For llama.cpp's own /completion, which takes ids and returns them."""
+def native_body(work: Work, context_len: int) -> dict[str, Any]:
+    """For llama.cpp's own /completion, which takes ids and returns them; penalties look back over the whole context."""
     sampling = work.sampling
     return {
         "prompt": list(work.encoded.token_ids or ()),
@@ -60,7 +63,7 @@ def native_body(work: Work) -> dict[str, Any]:
         "top_p": sampling.top_p,
         "min_p": sampling.min_p,
         "repeat_penalty": sampling.repetition_penalty,
-        "repeat_last_n": -1,
+        "repeat_last_n": context_len,
     }
 
 
@@ -69,7 +72,7 @@ def _openai_body(work: Work, model: str) -> dict[str, Any]:
         "model": model,
         "stream": True,
         "stream_options": {"include_usage": True},
-        "seed": work.seed if work.seed < 2**63 else work.seed - 2**64,
+        "seed": work.seed % MAX_SEED,
         "return_token_ids": True,
         **_sampling(work.sampling),
     }

@@ -19,9 +19,9 @@ from typing import Any, TypeVar
 
 import aiohttp
 
-from ..errors import ResidentError, ServerError
-from ..profiles import Profile
-from .openai_wire import ServerEvent, SseDecoder, error_of
+from ...errors import ResidentError, ServerError
+from ...profiles import Profile
+from .wire import ServerEvent, SseDecoder, error_of
 
 log = logging.getLogger(__name__)
 
@@ -110,6 +110,10 @@ class Http:
         self._key = profile.resolve_key()
         self._loop = loop
         self._session = loop.run(self._open())
+
+    def is_by(self, profile: Profile) -> bool:
+        """Whether the profile, with the key as it is now, is the one that this connection was made from."""
+        return profile == self.profile and profile.resolve_key() == self._key
 
     async def _open(self) -> aiohttp.ClientSession:
         headers = dict(self.profile.headers)
@@ -214,8 +218,11 @@ class Http:
         return type(error)(f"{self.scrub(str(error))} (Server {where}.)")
 
     def scrub(self, text: str) -> str:
-        """The text without the key, should a server repeat it."""
-        return text.replace(self._key, "[key]") if self._key else text
+        """The text without key and header values, should a server repeat them."""
+        for secret in (self._key, *(value for _, value in self.profile.headers)):
+            if secret:
+                text = text.replace(secret, "[key]")
+        return text
 
     def _timed_out(self, what: str) -> ServerError:
         return ServerError(f"The server {self.profile.address} is silent: {what}. Is it overloaded or shutting down?")
@@ -245,10 +252,10 @@ class Http:
                 f"The server {where} broke the connection off ({type(error).__name__}). "
                 "If it is still running, run the graph again."
             ) from error
-        except ServerError as error:
+        except ResidentError as error:
             scrubbed = self.scrub(str(error))
             if scrubbed != str(error):
-                raise type(error)(scrubbed) from None
+                error.args = (scrubbed,)
             raise
 
     def close(self) -> None:

@@ -1,0 +1,1 @@
+"""Measurements on real hardware; results are kept beside the scripts."""

@@ -1,0 +1,1 @@
+"""The client of OpenAI-compatible servers, for every engine whose model runs behind one."""

@@ -1,0 +1,123 @@
+import json
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from runtime import profiles
+from runtime.errors import ServerError
+from runtime.profiles import Profile
+from tests.servers.scripted_server import ScriptedServer
+
+ROOT = Path(__file__).parents[2]
+KEY = "sk-very-secret-0123456789"
+
+
+@pytest.fixture(autouse=True)
+def path(tmp_path, monkeypatch):
+    file = tmp_path / "deep" / "profiles.json"
+    monkeypatch.setenv(profiles.PATH_VARIABLE, str(file))
+    return file
+
+
+def command(*words, stdin=None):
+    return subprocess.run(
+        [sys.executable, "-m", "runtime", "profiles", *words], cwd=ROOT, input=stdin, capture_output=True, text=True
+    )
+
+
+def test_what_is_written_is_read_again_and_others_stay(path):
+    first = Profile(name="a", base_url="https://a.example/v1", key=KEY, headers=(("X-Team", "art"),), models=("m",))
+    second = Profile(name="b", base_url="http://127.0.0.1:8000", pool=("a",), max_concurrent=3)
+
+    profiles.write(first)
+    profiles.write(second)
+
+    assert profiles.find("a") == first
+    assert profiles.find("b") == second
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_the_file_holds_only_what_was_said(path):
+    profiles.write(Profile(name="a", base_url="http://127.0.0.1:8000"))
+
+    assert json.loads(path.read_text()) == {"profiles": {"a": {"base_url": "http://127.0.0.1:8000"}}}
+
+
+def test_without_a_file_there_are_servers_of_this_machine():
+    assert all(profile.is_loopback and profile.key is None for profile in profiles.read().values())
+    assert profiles.find("localhost:4321").root_url == "http://127.0.0.1:4321"
+
+
+@pytest.mark.parametrize("name", ["nope", "evil.example:80", "localhost:0", "localhost:99999", "localhost", ""])
+def test_an_address_that_is_no_profile_is_refused(name):
+    with pytest.raises(ServerError, match="There is no server profile"):
+        profiles.find(name)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"base_url": "ftp://x"},
+        {"base_url": "http://user:pass@x"},
+        {"base_url": "http://x/?key=1"},
+        {"base_url": "x:8000"},
+        {"name": "a/b"},
+        {"name": ""},
+        {"key": "k", "key_env": "K"},
+        {"max_concurrent": 0},
+        {"first_token_s": 0},
+        {"headers": (("Host", "x"),)},
+        {"headers": (("X", "a\r\nHost: b"),)},
+    ],
+)
+def test_a_profile_that_could_not_work_or_do_harm_is_refused(fields):
+    with pytest.raises(ServerError):
+        Profile(**{"name": "a", "base_url": "http://x", **fields})
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"profiles": 5}', '{"profiles": {"a": 5}}', '{"profiles": {"a": {}}}'])
+def test_a_damaged_file_is_told_with_its_path(path, text):
+    path.parent.mkdir()
+    path.write_text(text)
+
+    with pytest.raises(ServerError, match=str(path)):
+        profiles.read()
+
+
+def test_an_unknown_entry_is_named(path):
+    path.parent.mkdir()
+    path.write_text('{"profiles": {"a": {"base_url": "http://x", "api_key": "k"}}}')
+
+    with pytest.raises(ServerError, match="unknown entry 'api_key'"):
+        profiles.read()
+
+
+def test_a_profile_never_shows_its_key():
+    assert KEY not in repr(Profile(name="a", base_url="http://x", key=KEY, headers=(("X-Key", KEY),)))
+
+
+def test_the_command_adds_lists_and_tests_without_showing_a_key(path):
+    with ScriptedServer() as server:
+        added = command("add", "box", "--url", server.url, "--ask-key", "--model", "tiny", stdin=f"{KEY}\n")
+        listed = command("list")
+        tested = command("test", "box")
+
+    assert (added.returncode, listed.returncode, tested.returncode) == (0, 0, 0)
+    assert profiles.find("box").key == KEY
+    assert KEY not in added.stdout + added.stderr + listed.stdout + listed.stderr + tested.stdout + tested.stderr
+    assert "stored key" in listed.stdout
+    assert "model tiny, context of 64" in tested.stdout
+    assert server.seen[0].headers["authorization"] == f"Bearer {KEY}"
+
+
+def test_testing_a_server_that_is_down_is_one_sentence(path):
+    profiles.write(Profile(name="box", base_url="http://127.0.0.1:9"))
+
+    done = command("test", "box")
+
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "cannot be reached" in done.stderr

@@ -1,0 +1,126 @@
+"""How much of a bare transformers loop's decode speed is left through the node, in the server.
+
+    python -m tools.bench [--rounds N] [--max-tokens N]
+
+Both run the same model on the same prompt greedily for the same number of tokens, in turn, each while the other is
+idle. The figures are printed, and kept in .build/bench.jsonl with the commit and the machine; nothing is asserted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tools.comfyui import BUILD, ROOT, ComfyUI
+from tools.fault import Fault, told
+from tools.model import make_model
+from tools.prompt_run import run_prompt
+from tools.run import FIRST_WORKFLOW, has_gpu, read_prompt
+
+
+def node_of(prompt: dict[str, Any], class_type: str) -> str:
+    """The id of the prompt's one node of a class."""
+    (found,) = [node_id for node_id, node in prompt.items() if node["class_type"] == class_type]
+    return found
+
+
+def through_the_node(comfy: ComfyUI, prompt: dict[str, Any], seed: int) -> tuple[float, int]:
+    """Decode tok/s and output tokens as the node reports them; a new seed makes the node run again."""
+    generate = node_of(prompt, "ResidentGenerate")
+    prompt[generate]["inputs"]["seed"] = seed
+    run = run_prompt(comfy, prompt)
+    if run.status != "success":
+        raise Fault(f"The workflow ended as {run.status}: {run.error}")
+    report = json.loads(run.outputs[generate]["report"][0])
+    return report["decode_tokens_per_s"], report["num_output_tokens"]
+
+
+def bare_loop(model_path: Path, prompt: dict[str, Any], device: str) -> Callable[[int], float]:
+    """A function from a number of tokens to the decode tok/s of the plainest loop there is."""
+    import torch
+    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+    model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32).to(device)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(model_path)
+    texts = prompt[node_of(prompt, "ResidentPrompt")]["inputs"]
+    messages = [{"role": role, "content": texts[role]} for role in ("system", "user")]
+    encoded = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    ids = encoded["input_ids"].to(device)
+
+    def decode_rate(num_tokens: int) -> float:
+        with torch.inference_mode():
+            output = model(ids, use_cache=True)
+            token = output.logits[:, -1].argmax(-1, keepdim=True)
+            token.item()
+            began_at = time.perf_counter()
+            for _ in range(num_tokens - 1):
+                output = model(token, cache=output.cache, use_cache=True)
+                token = output.logits[:, -1].argmax(-1, keepdim=True)
+                token.item()
+            return (num_tokens - 1) / (time.perf_counter() - began_at)
+
+    return decode_rate
+
+
+def measure(num_rounds: int, max_tokens: int) -> dict[str, Any]:
+    """Rates of both, in tok/s, one pair per round after a round that warms up."""
+    model_path = make_model()
+    prompt = read_prompt(FIRST_WORKFLOW)
+    prompt[node_of(prompt, "ResidentLoadLLM")]["inputs"].update(engine="transformers", dtype="float32")
+    prompt[node_of(prompt, "ResidentSampling")]["inputs"].update(temperature=0.0, repetition_penalty=1.0)
+    prompt[node_of(prompt, "ResidentGenerate")]["inputs"]["max_tokens"] = max_tokens
+    is_on_gpu = has_gpu()
+    bare = bare_loop(model_path, prompt, "cuda" if is_on_gpu else "cpu")
+    node_rates: list[float] = []
+    bare_rates: list[float] = []
+    with ComfyUI(BUILD / "run", models=[model_path], is_on_cpu=not is_on_gpu) as comfy:
+        _, num_tokens = through_the_node(comfy, prompt, seed=0)
+        bare(num_tokens)
+        for seed in range(1, num_rounds + 1):
+            rate, num_tokens = through_the_node(comfy, prompt, seed)
+            node_rates.append(rate)
+            bare_rates.append(bare(num_tokens))
+            print(f"round {seed}: node {rate:.2f} tok/s, bare loop {bare_rates[-1]:.2f} tok/s", flush=True)
+    return summary(node_rates, bare_rates, num_tokens)
+
+
+def summary(node_rates: Sequence[float], bare_rates: Sequence[float], num_tokens: int) -> dict[str, Any]:
+    """Medians, and the median of the rounds' ratios: neighbours in time share what else the machine was doing."""
+    ratios = [node / bare for node, bare in zip(node_rates, bare_rates, strict=True)]
+    return {
+        "node_tokens_per_s": statistics.median(node_rates),
+        "bare_tokens_per_s": statistics.median(bare_rates),
+        "ratio": statistics.median(ratios),
+        "ratios": ratios,
+        "num_tokens": num_tokens,
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tools.bench", description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--max-tokens", type=int, default=96)
+    arguments = parser.parse_args()
+    row = measure(arguments.rounds, arguments.max_tokens)
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    row |= {"commit": commit.stdout.strip(), "machine": f"{platform.machine()} x{os.cpu_count()}", "at": time.time()}
+    with (BUILD / "bench.jsonl").open("a") as kept:
+        kept.write(json.dumps(row) + "\n")
+    print(
+        f"median of {arguments.rounds} rounds of {row['num_tokens']} tokens: node {row['node_tokens_per_s']:.2f}, bare "
+        f"transformers loop {row['bare_tokens_per_s']:.2f} tok/s, ratio {row['ratio']:.3f}"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(told(main))
