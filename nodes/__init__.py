@@ -8,12 +8,22 @@ from . import host
 from .benchmark import Benchmark
 from .generate import Generate
 from .load import LoadLLM
+from .load_exllamav2 import LoadExLlamaV2
 from .memory import Free
 from .prompt import LLMPrompt
 from .sampling import LLMSampling
 from .server import ConnectServer
 
-NODES: tuple[type[io.ComfyNode], ...] = (LoadLLM, ConnectServer, LLMPrompt, LLMSampling, Generate, Free, Benchmark)
+NODES: tuple[type[io.ComfyNode], ...] = (
+    LoadLLM,
+    LoadExLlamaV2,
+    ConnectServer,
+    LLMPrompt,
+    LLMSampling,
+    Generate,
+    Free,
+    Benchmark,
+)
 
 
 class Extension(ComfyExtension):

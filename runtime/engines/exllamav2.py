@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ..errors import ModelNotFound, ModelUnsupported
+from ..errors import ModelLoadFailed, ModelNotFound, ModelUnsupported
 from ..prompting.prompter import Prompter
 from ..request import ModelSpec, Prompt
 from ..telemetry import Bytes, format_bytes
@@ -58,7 +58,7 @@ class ExLlamaV2Engine:
             options = {"use_ngram_draft": True}
         if kind:
             options["num_draft_tokens"] = num_draft_tokens(spec)
-        with host_stream_kept(), translate_errors("Making the generator"):
+        with host_stream_kept(), translate_errors("Making the generator", ModelLoadFailed):
             return parts.sdk.generator.ExLlamaV2DynamicGenerator(
                 model=parts.model,
                 cache=parts.cache,
@@ -127,7 +127,7 @@ class ExLlamaV2Engine:
         wanted = tuple(loras)
         if wanted == self._loras:
             return
-        with host_stream_kept(), translate_errors("Applying LoRAs"):
+        with host_stream_kept(), translate_errors("Applying LoRAs", ModelLoadFailed):
             for lora in wanted:
                 if lora not in self._lora_objects:
                     self._lora_objects[lora] = self._load_lora(lora)

@@ -16,6 +16,7 @@ import transformers
 from ..errors import EngineUnavailable, ModelLoadFailed, ModelUnsupported, OutOfMemory, ResidentError
 from ..events import LoadProgress
 from ..models.info import ModelInfo, text_config
+from ..models.quantised import why_not_in_transformers
 from ..models.safetensors_header import TensorHeader
 from .transformers_attention import choose_attention
 from .transformers_plan import Plan, check_gguf_fits
@@ -325,6 +326,8 @@ def load_model(plan: Plan, attention: str) -> Generator[LoadProgress, None, tupl
 def _load_quantised(plan: Plan, attention: str) -> Generator[LoadProgress, None, tuple[Any, tuple[str, ...]]]:
     """By transformers' own loader, whose quantisers need the whole folder; it cannot be interrupted in between."""
     info = plan.model
+    if reason := why_not_in_transformers(info):
+        raise ModelUnsupported(f"{plan.name}: {reason}.")
     model_class, _ = text_class(load_config(info), plan.name)
     attention, warning = choose_attention(attention, model_class, plan.device, plan.dtype)
     yield LoadProgress(done=0, total=info.weights_bytes)

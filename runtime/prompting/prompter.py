@@ -10,10 +10,11 @@ from pathlib import Path
 from ..engines.base import Encoded, Reasoning, StopEntry
 from ..errors import TemplateFailed
 from ..request import Message, Option, Prompt
-from .chat_template import ChatTemplate, end_of_turn, resolve
+from .chat_template import ChatTemplate, end_of_turn
 from .control_tokens import ControlTokens, Mark
 from .detokenize import Detokenizer
 from .reasoning import CHANNELS, FINAL_CHANNEL, find_tags, marks_of
+from .template_choice import resolve
 from .tokenizer import ModelTokenizer, TokenizerCache
 
 _CACHE = TokenizerCache(size=4)
@@ -35,7 +36,7 @@ class Prompter:
         self._templates: dict[str | None, ChatTemplate] = {}
         self._tails: dict[str, int | None] = {}
         self._tags = find_tags("".join(model.templates.values()), self._ids)
-        self.vocab_size = max(model.tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+        self.vocab_size = model.vocab_size
 
     @classmethod
     def load(cls, model: str) -> Prompter:

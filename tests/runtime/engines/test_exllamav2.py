@@ -11,7 +11,14 @@ from runtime import GREEDY, ModelSpec, Prompt, Request, Runtime, Sampling, colle
 from runtime.engines import exllamav2, exllamav2_attention, exllamav2_load
 from runtime.engines.base import DecodeStep, Drop, FailedStep, Feed, PrefillStep, Work
 from runtime.engines.exllamav2_jobs import settings_for
-from runtime.errors import EngineUnavailable, GenerationFailed, ModelNotFound, ModelUnsupported, OutOfMemory
+from runtime.errors import (
+    EngineUnavailable,
+    GenerationFailed,
+    ModelLoadFailed,
+    ModelNotFound,
+    ModelUnsupported,
+    OutOfMemory,
+)
 from runtime.events import LoadProgress, PrefillProgress
 from tests.runtime.engines import exllamav2_cpu as cpu
 from tests.runtime.models.awq_writer import TINY_QWEN2, tiny_qwen2_weights, write_folder
@@ -21,8 +28,8 @@ SDKS = {"scripted": cpu.scripted_sdk, "real": cpu.real_sdk}
 
 @pytest.fixture(params=list(SDKS))
 def sdk(request):
-    if request.param == "real" and cpu.real_folder() is None:
-        pytest.skip("no unpacked exllamav2 in .build/exllamav2 or RESIDENT_TEST_EXLLAMAV2")
+    if request.param == "real" and (reason := cpu.real_folder()[1]):
+        pytest.skip(reason)
     return SDKS[request.param]()
 
 
@@ -548,3 +555,33 @@ def test_flash_attention_that_was_asked_for_and_is_broken_is_an_error():
 
     with pytest.raises(EngineUnavailable, match="undefined symbol"):
         exllamav2_attention.choose(sdk, "flash_attention_2", num_heads=4, num_kv_heads=2, head_dim=64, device="cpu")
+
+
+def test_a_model_that_the_sdk_cannot_read_is_a_load_fault_with_its_words(open_engine, monkeypatch):
+    def fail(self, folder):
+        raise ValueError(" ## Could not find model.layers.0.mlp.up_proj.* in model")
+
+    monkeypatch.setattr(cpu.Config, "__init__", fail)
+
+    with pytest.raises(ModelLoadFailed, match=r"Could not find model\.layers\.0\.mlp\.up_proj"):
+        open_engine()
+
+
+def test_loading_leaves_gradient_mode_and_the_host_alone_at_every_step(open_engine, sdk, folder, monkeypatch):
+    def load(self, cache, callback_gen):
+        with torch.inference_mode():
+            for layer in range(cpu.LAYERS):
+                self.cache_map[layer] = "cpu"
+                yield from callback_gen(layer, cpu.LAYERS)
+            cache.update_cache_tensors()
+
+    monkeypatch.setattr(cpu.Model, "load_autosplit_gen", load)
+    spec = ModelSpec(model=str(folder), context_len=512)
+
+    modes = [torch.is_inference_mode_enabled() for _ in exllamav2_load.load_parts(sdk, spec, device="cpu")]
+    closed = exllamav2_load.load_parts(sdk, spec, device="cpu")
+    next(closed)
+    closed.close()
+
+    assert modes == [False, False]
+    assert not torch.is_inference_mode_enabled()
