@@ -19,7 +19,11 @@ num_runs = itertools.count(1)
 def graph(model, user=SHORT, **inputs):
     """A short answer. The budget has no effect on this model; it only keeps the host's cache from answering."""
     values = {"max_tokens": 8, "thinking_budget": next(num_runs), **inputs}
-    return {"1": load_llm(model, engine="transformers", context_len=1024), "2": prompt_node(user), "3": generate(**values)}
+    return {
+        "1": load_llm(model, engine="transformers", context_len=1024),
+        "2": prompt_node(user),
+        "3": generate(**values),
+    }
 
 
 def long_text(chance):
