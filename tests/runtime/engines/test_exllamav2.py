@@ -615,3 +615,11 @@ def test_a_device_that_the_sdk_cannot_start_at_is_refused(monkeypatch, has_cuda,
 
     with pytest.raises(EngineUnavailable, match=words):
         exllamav2_load.resolve_device(device)
+
+
+def test_a_lora_that_is_only_a_pickle_is_refused(open_engine, tmp_path):
+    for name in ("adapter_config.json", "adapter_model.bin"):
+        (tmp_path / name).touch()
+
+    with pytest.raises(ModelUnsupported, match="may run code when opened"):
+        open_engine(options=(("loras", str(tmp_path)),))
