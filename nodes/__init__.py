@@ -4,16 +4,26 @@ from __future__ import annotations
 
 from comfy_api.latest import ComfyExtension, io
 
-from . import host
+from . import host, routes
 from .benchmark import Benchmark
 from .generate import Generate
 from .load import LoadLLM
 from .memory import Free
+from .monitor import Monitor
 from .prompt import LLMPrompt
 from .sampling import LLMSampling
 from .server import ConnectServer
 
-NODES: tuple[type[io.ComfyNode], ...] = (LoadLLM, ConnectServer, LLMPrompt, LLMSampling, Generate, Free, Benchmark)
+NODES: tuple[type[io.ComfyNode], ...] = (
+    LoadLLM,
+    ConnectServer,
+    LLMPrompt,
+    LLMSampling,
+    Generate,
+    Free,
+    Monitor,
+    Benchmark,
+)
 
 
 class Extension(ComfyExtension):
@@ -21,7 +31,9 @@ class Extension(ComfyExtension):
 
     async def on_load(self) -> None:
         host.register_folders()
+        routes.register()
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         host.register_folders()
+        routes.register()
         return list(NODES)

@@ -32,6 +32,7 @@ from . import facts as server
 from .answers import TAKES_IDS, Answers, Member, Queue
 from .body import check_chat
 from .http import LoopThread
+from .observe import observe
 
 log = logging.getLogger(__name__)
 
@@ -184,6 +185,9 @@ class ServerEngine:
         if any(member.facts.can_sleep for member in self._members):
             for waited_s in waiting(self._wake):
                 yield 0, WaitStep(what=f"{self._members[0].title} to wake up", waited_s=waited_s)
+
+    def observe(self) -> list[dict[str, object]]:
+        return [] if self._loop.is_closed else [observe(member) for member in self._members]
 
     def trim(self, num_bytes: int) -> int:
         return 0
