@@ -3,13 +3,14 @@
 #   make serve      ComfyUI with this pack, to open in a browser
 #   make test       everything: units, the real server, the real browser
 #   make test-fast  the units
+#   make test-slow, test-vllm, test-compat   what takes minutes, a real vLLM server, the oldest transformers
 #   make check      format, lint, types, docs in step
 #   make docs       write what the documents take from the code
 #   make gpu        the tests that need a GPU, with the python that has torch there
 # Settings: PYTHON (which Python to use), ARGS (more arguments for pytest or the tool), COMFYUI_PATH (another ComfyUI),
 # CHROMIUM (another browser).
 
-.PHONY: run serve venv venv-test model test test-fast test-slow test-compat check docs gpu bench clean
+.PHONY: run serve venv venv-test model test test-fast test-slow test-vllm test-compat check docs gpu bench clean
 .DEFAULT_GOAL := run
 
 PY := .venv/bin/python
@@ -40,6 +41,10 @@ test-fast: venv-test
 test-slow: venv-test model
 	@$(PY) -m pytest -m "slow and not gpu and not vllm" -rs $(ARGS)
 
+test-vllm: venv-test model
+	@$(PY) -m tools.vllm_env
+	@$(PY) -m pytest -m vllm -rs $(ARGS)
+
 test-compat: model
 	$(SET_UP) compat
 	@.venv-compat/bin/python -m pytest tests/runtime/engines tests/runtime/test_engine_contract.py -m "not server and not browser and not slow and not gpu and not vllm" -rs $(ARGS)
@@ -60,4 +65,4 @@ bench: model
 	@$(PY) -m tools.bench $(ARGS)
 
 clean:
-	rm -rf .venv .venv-compat .build .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf .venv .venv-compat .venv-vllm .build .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -16,6 +16,7 @@ from runtime.engines.exllamav2_attention import NAMES
 from runtime.errors import GenerationFailed
 from runtime.events import Failed
 from runtime.models.repack import find_differences, repack
+from runtime.prompting.prompter import Prompter
 from runtime.request import GREEDY, Prompt
 from runtime.stream import stream
 
@@ -150,10 +151,12 @@ def _feed(engine: Any, prompt: list[int]) -> Row:
 
 def _nan(engine: Any, prompt: list[int]) -> Row:
     norm = engine._parts.model.modules[-2]
-    kept = norm.weight.data.clone()
-    norm.weight.data.fill_(float("nan"))
+    with torch.inference_mode():
+        kept = norm.weight.data.clone()
+        norm.weight.data.fill_(float("nan"))
     ends = list(stream(FixedPrompts(engine), [ask(prompt, 8)]))
-    norm.weight.data.copy_(kept)
+    with torch.inference_mode():
+        norm.weight.data.copy_(kept)
     error = ends[-1].error if isinstance(ends[-1], Failed) else None
     return {"error": str(error), "ok": isinstance(error, GenerationFailed) and "output token 1" in str(error)}
 
@@ -220,7 +223,42 @@ def _exact_logits(model: Path, ids: torch.Tensor) -> torch.Tensor:
     return logits
 
 
-def equality(awq: Path, half: Path, vocab: int, cache: Path) -> Iterator[Row]:
+PROMPTS = [
+    f"Describe {what} in one vivid paragraph for a painter."
+    for what in (
+        *(
+            "a cat on a windowsill",
+            "a street at night",
+            "an old fisherman",
+            "a storm over the sea",
+            "a market in spring",
+        ),
+        *("a lighthouse", "a forest after rain", "a train station", "two friends at a table", "a castle on a hill"),
+        *("a desert road", "a robot that paints", "snow in a small town", "a violin maker", "a city of glass"),
+        *("a garden with a pond", "the moon above mountains", "a library", "a baker at dawn", "a ship in the harbour"),
+    )
+]
+
+
+def text_prompts(model: Path) -> list[list[int]]:
+    """The prompts above through the model's own chat template."""
+    prompter = Prompter.load(str(model))
+    return [list(prompter.encode(Prompt.of(text)).token_ids or ()) for text in PROMPTS]
+
+
+def text_ids(model: Path, num: int) -> list[int]:
+    """The first ids of this repository's own prose."""
+    root = Path(__file__).parents[1]
+    text = "\n".join(
+        file.read_text(encoding="utf-8") for file in sorted([*root.glob("*.md"), *root.glob("web/docs/*.md")])
+    )
+    prompter = Prompter.load(str(model))
+    return list(prompter.encode(Prompt.of(text)).token_ids or ())[:num]
+
+
+def equality(
+    awq: Path, half: Path, vocab: int, cache: Path, prompts: Sequence[Sequence[int]] | None = None
+) -> Iterator[Row]:
     """AWQ repacked against the 16-bit folder of the same weights: 256 tokens on 20 prompts, and the logits."""
     os.environ["RESIDENT_LLM_CACHE"] = str(cache)
     making = repack(awq, cache)
@@ -231,14 +269,14 @@ def equality(awq: Path, half: Path, vocab: int, cache: Path) -> Iterator[Row]:
             target = end.value
             break
     yield {"kind": "equality", "what": "weights", "ok": not list(find_differences(awq, target))}
-    prompts = [draw_ids(32 + 7 * seed, vocab, 100 + seed) for seed in range(20)]
+    prompts = prompts or [draw_ids(32 + 7 * seed, vocab, 100 + seed) for seed in range(20)]
     with opened(half, context_len=8192) as engine:
         reference = output_ids(engine, prompts, 256)
         logits = torch.stack([logits_after(engine, ids) for ids in prompts])
     with opened(awq, context_len=8192) as engine:
         row = compared(engine, prompts, reference, output_ids(engine, prompts, 256))
         mine = torch.stack([logits_after(engine, ids) for ids in prompts])
-    yield {"kind": "equality", "what": "greedy text", **row,
+    yield {"kind": "equality", "what": "greedy text", "model": awq.name, **row,
            "relative_error_of_logits": float((mine - logits).norm() / logits.norm()),
            "top1_agreement": float((mine.argmax(1) == logits.argmax(1)).float().mean())}  # fmt: skip
 
@@ -261,5 +299,5 @@ def kv_precision(model: Path, vocab: int, ids: Sequence[int] | None = None) -> I
             reference = scores
         agreement = float((scores.argmax(1) == reference.argmax(1)).float().mean())
         kl = float((reference.float().exp() * (reference.float() - scores.float())).sum(1).mean())
-        yield {"kind": "kv-precision", "kv_cache": kv_cache, "top1_agreement": agreement, "mean_kl": kl,
-               "kv_bytes": kv_bytes, "ok": agreement > AGREEMENT[kv_cache]}  # fmt: skip
+        yield {"kind": "kv-precision", "model": model.name, "kv_cache": kv_cache, "top1_agreement": agreement,
+               "mean_kl": kl, "kv_bytes": kv_bytes, "ok": agreement > AGREEMENT[kv_cache]}  # fmt: skip

@@ -2,7 +2,8 @@
 
     python bench/gpu_exllamav2.py --tokenizer FOLDER --out FOLDER [--budget 540] [--stages contract,big]
 
-FOLDER of --tokenizer holds a tokenizer.json. Models are made here, of random weights. A stage that fails is a row
+FOLDER of --tokenizer holds a tokenizer.json. Models are made here, of random weights; the stage smollm takes real ones
+from the two parts that exl2_smollm.py makes. A stage that fails is a row
 with its error; the others go on.
 """
 
@@ -59,6 +60,7 @@ def stages(
     import exl2_checks as checks
     import exl2_models as models
     import exl2_speed as speed
+    from exl2_smollm import unpack
 
     from runtime.models.repack import repack
 
@@ -89,7 +91,15 @@ def stages(
         yield {"kind": "repack", "s": time.monotonic() - began, "ok": True}
         yield from speed.decode(source, ("fp16", "q4", "q8"), (512, 2048, 8192, 32768), has_time)
 
+    def smollm() -> Iterator[Row]:
+        awq, half = unpack([Path(part) for part in args.smollm], folder, tokenizer)
+        yield from checks.equality(awq, half, vocab, folder / "cache", checks.text_prompts(awq))
+        yield from checks.kv_precision(half, vocab, checks.text_ids(awq, 4096))
+        yield from checks.contract(awq, vocab, "flash_attention_2")
+        yield from checks.drafting(awq, vocab)
+
     return {
+        "smollm": smollm,
         "causality": lambda: checks.causality(small()[1], vocab),
         "contract": contract,
         "equality": lambda: checks.equality(*small(), vocab, folder / "cache"),
@@ -105,6 +115,7 @@ def main() -> int:
     parser.add_argument("--out", default=os.environ.get("OUT", "."))
     parser.add_argument("--budget", type=float, default=540, help="seconds for all stages")
     parser.add_argument("--stages", default="causality,contract,equality,big,transformers,kv")
+    parser.add_argument("--smollm", nargs=2, metavar="PART", help="both parts of SmolLM2, for the stage smollm")
     parser.add_argument("--name", default="exllamav2.json")
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)

@@ -8,6 +8,7 @@ from . import host, routes
 from .benchmark import Benchmark
 from .generate import Generate
 from .load import LoadLLM
+from .load_exllamav2 import LoadExLlamaV2
 from .memory import Free
 from .monitor import Monitor
 from .prompt import LLMPrompt
@@ -16,6 +17,7 @@ from .server import ConnectServer
 
 NODES: tuple[type[io.ComfyNode], ...] = (
     LoadLLM,
+    LoadExLlamaV2,
     ConnectServer,
     LLMPrompt,
     LLMSampling,

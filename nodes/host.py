@@ -120,7 +120,7 @@ def llm_folders() -> list[str]:
 
 def user_folders(kind: str) -> list[str]:
     """Where the user's own files of a kind lie ("presets", "templates"): a folder that no HTTP route serves."""
-    return [os.path.join(folder_paths.get_user_directory(), "__resident_llm", kind)]
+    return [os.path.join(system_user_folder(), kind)]
 
 
 def devices() -> list[str]:
@@ -198,6 +198,12 @@ def live_text(hidden: Any, num_items: int) -> Live:
     return Live(_Browser(client, hidden).send, num_items=num_items)
 
 
+def _workflow_id(extra_pnginfo: Any) -> Any:
+    """The id of the workflow that the page had open; None for a client that sends none, or something else."""
+    workflow = extra_pnginfo.get("workflow") if isinstance(extra_pnginfo, dict) else None
+    return workflow.get("id") if isinstance(workflow, dict) else None
+
+
 class _Browser:
     """Sends messages of one node to the client that queued the prompt."""
 
@@ -209,8 +215,7 @@ class _Browser:
         self._node = hidden.unique_id
         if hidden.dynprompt is not None:
             self._node = hidden.dynprompt.get_display_node_id(hidden.unique_id)
-        workflow = (hidden.extra_pnginfo or {}).get("workflow") or {}
-        self._workflow = workflow.get("id")
+        self._workflow = _workflow_id(hidden.extra_pnginfo)
         self._bar = comfy.utils.ProgressBar(1, node_id=hidden.unique_id)
         self._bar_at = float("-inf")
 

@@ -53,7 +53,8 @@ class Free(io.ComfyNode):
             node_id="ResidentFree",
             display_name="Free LLM Memory",
             description="Take language models off the GPU once the wired value is there. Usually not needed: a model "
-            "steps aside by itself when an image model needs the memory.",
+            "steps aside by itself when an image model needs the memory. It also reaches models on a second GPU, "
+            "which ComfyUI's own Free button may not.",
             search_aliases=["unload", "vram", "free memory"],
             is_output_node=True,
             inputs=[

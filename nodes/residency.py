@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+RESIDUE_BYTES = 300_000_000
+"""How much less than our ledger the device may count as freed before the log warns: contexts and workspaces stay."""
+
 
 class ResidentLLM:
     """What the ledger shows as the model: its class name goes to the log, its life marks the entry as alive."""
@@ -121,10 +124,13 @@ class LedgerEntry:
 
     def _tell(self, before: int | None, held: int) -> None:
         after, left = _free_bytes(self.load_device), self.loaded_size()
-        measured = "" if before is None or after is None else f", {format_bytes(after - before)} by the device's count"
-        log.info(
-            "ComfyUI took %s off %s: %s%s", self._spec.model, self.load_device, format_bytes(held - left), measured
-        )
+        name, freed = self._spec.model, held - left
+        if before is None or after is None:
+            log.info("ComfyUI took %s off %s: %s", name, self.load_device, format_bytes(freed))
+            return
+        numbers = f"{format_bytes(freed)}, {format_bytes(after - before)} by the device's own count"
+        level = logging.WARNING if after - before < freed - RESIDUE_BYTES else logging.INFO
+        log.log(level, "ComfyUI took %s off %s: %s", name, self.load_device, numbers)
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(

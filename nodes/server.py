@@ -59,7 +59,7 @@ class ConnectServer(io.ComfyNode):
                     )
                 ),
             ],
-            outputs=[LLM.Output("llm", tooltip="The choice of model, for Generate Text.")],
+            outputs=[LLM.Output("llm", display_name="llm", tooltip="The choice of model, for Generate Text.")],
         )
 
     @classmethod
@@ -81,4 +81,6 @@ class ConnectServer(io.ComfyNode):
     @classmethod
     def execute(cls, profile: str, model: str, other_model: str, when_idle: WhenIdle) -> io.NodeOutput:
         name = other_model.strip() or ("" if model == SERVED else model)
-        return io.NodeOutput(ModelSpec(model=f"{profile}/{name}", engine="openai", when_idle=when_idle))
+        options = (("when_idle", when_idle),)  # an engine each: one of them may put the server to sleep
+        spec = ModelSpec(model=f"{profile}/{name}", engine="openai", options=options, when_idle=when_idle)
+        return io.NodeOutput(spec)

@@ -115,7 +115,7 @@ class Runtime:
         began, verb = clock(), "loaded"
         if engine and isinstance(engine, Parkable):
             self.room.reserve(slot.spec, slot.full_bytes)
-            yield from engine.unpark()
+            yield from self._unpark(slot, engine)
             slot.is_parked, verb, kind = False, "brought back", "return"
             slot.num_returns += 1
         else:
@@ -144,6 +144,16 @@ class Runtime:
     def _note(self, kind: MarkKind, slot: Slot, began: float, num_bytes: int) -> None:
         held = sum(one.bytes.device for one in self._loaded())
         self.journal.note(kind, slot.spec, seconds=clock() - began, num_bytes=num_bytes, held_bytes=held)
+
+    def _unpark(self, slot: Slot, engine: Parkable) -> Generator[LoadProgress, None, None]:
+        """Bring a parked engine back. Without room it stays parked; one that fails otherwise is not tried again."""
+        try:
+            yield from engine.unpark()
+        except (ResidentError, GeneratorExit):
+            raise
+        except BaseException:
+            self._close_engine(slot)
+            raise
 
     def _replace_others(self, slot: Slot) -> None:
         """One model, one copy: what was loaded with other options leaves, and the log says why."""

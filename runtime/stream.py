@@ -96,7 +96,7 @@ class _Live:
         self._num_thinking = 0
         self._num_silent = 0
         self._num_cached: int | None = None
-        self._is_closed_by_force = False
+        self._closed_after: int | None = None
         self.warnings = list(self._budget_warnings())
         self.is_over = False
         self.command: Command = None
@@ -175,17 +175,17 @@ class _Live:
     def _spend_budget(self) -> None:
         """Close the thinking block by force once its budget is spent."""
         budget, reasoning = self._request.thinking_budget, self._encoded.reasoning
-        if budget is None or reasoning is None or self._is_closed_by_force or not self._splitter.is_open:
+        if budget is None or reasoning is None or self._closed_after is not None or not self._splitter.is_open:
             return
         if self._num_thinking >= budget and reasoning.close_ids and self._engine.info.capabilities.can_feed:
-            self._is_closed_by_force = True
+            self._closed_after = self._num_thinking
             self.command = Feed(token_ids=reasoning.close_ids)
 
     def _finished(self, finish: Finish, step: DecodeStep) -> Finished:
         self.is_over = True
         details = dict(step.details)
-        if self._is_closed_by_force:
-            details["thinking_closed_after"] = self._num_thinking
+        if self._closed_after is not None:
+            details["thinking_closed_after"] = self._closed_after
         is_open = self._splitter.is_open
         if is_open and finish.by == "token":
             self.warnings.append("The model ended inside its thinking block, so there is no answer behind it.")

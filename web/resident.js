@@ -6,6 +6,7 @@ import { StreamText, StreamView } from "./stream.mjs";
 
 const NODE = "ResidentGenerate";
 const STORE = "resident-llm.texts";
+const KEPT_TEXTS = 200;
 const STORED_TEXTS = 24;
 const STORED_CHARACTERS = 20_000;
 
@@ -31,6 +32,7 @@ function textOf(workflow, executionId) {
   const text = texts.get(key) ?? new StreamText();
   texts.delete(key);
   texts.set(key, text);
+  if (texts.size > KEPT_TEXTS) texts.delete(texts.keys().next().value);
   return { key, text };
 }
 
@@ -68,10 +70,10 @@ function restore() {
   }
 }
 
-/** End what a prompt left running, with a last status. */
+/** End what a prompt - or, with null, any prompt - left running, with a last status. */
 function endRun(promptId, status) {
   for (const [key, text] of texts) {
-    if (text.isRunning && text.promptId === promptId) {
+    if (text.isRunning && (promptId === null || text.promptId === promptId)) {
       text.stop(status);
       draw(key);
     }
@@ -96,6 +98,10 @@ function listen() {
   api.addEventListener("execution_error", ({ detail }) =>
     endRun(detail.prompt_id, `failed: ${String(detail.exception_message).trim()}`),
   );
+  api.addEventListener("status", ({ detail }) => {
+    // A server that was restarted in the middle of a run knows nothing of it any more.
+    if (detail?.exec_info?.queue_remaining === 0) endRun(null, "ended without an answer");
+  });
   // A status that stands still says for how long.
   setInterval(() => {
     for (const [key, text] of texts) if (text.isRunning) draw(key);

@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 
-from ..engines.exllamav2_build import build
-
 HELP = "Compile ExLlamaV2's extension for this Python, torch and CUDA."
 
 
@@ -18,6 +16,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from ..engines.exllamav2_build import build
+
     is_terminal = sys.stderr.isatty()
     for line in build(num_jobs=args.jobs):
         start = "\r\x1b[K" if is_terminal else ""

@@ -7,8 +7,6 @@ import sys
 from pathlib import Path
 
 from ..errors import ModelLoadFailed, ModelUnsupported
-from ..models.awq import inspect_awq
-from ..models.repack import cache_root, find_differences, repack, repacked_folder
 from ..telemetry import format_bytes
 
 HELP = "Repack an AWQ model for ExLlamaV2, without loss; --check verifies model and repack."
@@ -19,7 +17,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--check", action="store_true", help="write nothing; exit 1 on damage of the model or its repack"
     )
-    parser.add_argument("--into", metavar="FOLDER", help=f"the cache folder; default: {cache_root()}")
+    parser.add_argument(
+        "--into", metavar="FOLDER", help="the cache folder; default: RESIDENT_LLM_CACHE, or the user's cache"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -28,6 +28,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _repack(model: str, root: Path | None) -> int:
+    from ..models.repack import repack
+
     making, is_terminal = repack(model, root), sys.stderr.isatty()
     while True:
         try:
@@ -43,6 +45,9 @@ def _repack(model: str, root: Path | None) -> int:
 
 
 def _check(model: str, root: Path | None) -> int:
+    from ..models.awq import inspect_awq
+    from ..models.repack import find_differences, repacked_folder
+
     report = inspect_awq(model)
     print(f"{report.verdict}: {report.reason}")
     if report.verdict == "not_awq":

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from ..errors import EngineUnavailable, ModelUnsupported
-from ..models import exllamav2_config
+from ..models import exllamav2_config, quantised
 from ..models.info import ModelInfo, read_model
 from ..request import ModelSpec
 from ..telemetry import Bytes
@@ -77,6 +77,7 @@ ENGINES: tuple[EngineRow, ...] = (
         formats=("safetensors", "gguf"),
         why_unavailable=missing("torch", "transformers"),
         install="pip install transformers",
+        why_unsupported=quantised.why_not_in_transformers,
     ),
     EngineRow(
         name="exllamav2",

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ..errors import ModelNotFound, ModelUnsupported
+from ..errors import ModelLoadFailed, ModelNotFound, ModelUnsupported
 from ..prompting.prompter import Prompter
 from ..request import ModelSpec, Prompt
 from ..telemetry import Bytes, format_bytes
@@ -58,7 +58,7 @@ class ExLlamaV2Engine:
             options = {"use_ngram_draft": True}
         if kind:
             options["num_draft_tokens"] = num_draft_tokens(spec)
-        with host_stream_kept(), translate_errors("Making the generator"):
+        with host_stream_kept(), translate_errors("Making the generator", ModelLoadFailed):
             return parts.sdk.generator.ExLlamaV2DynamicGenerator(
                 model=parts.model,
                 cache=parts.cache,
@@ -127,7 +127,7 @@ class ExLlamaV2Engine:
         wanted = tuple(loras)
         if wanted == self._loras:
             return
-        with host_stream_kept(), translate_errors("Applying LoRAs"):
+        with host_stream_kept(), translate_errors("Applying LoRAs", ModelLoadFailed):
             for lora in wanted:
                 if lora not in self._lora_objects:
                     self._lora_objects[lora] = self._load_lora(lora)
@@ -136,14 +136,16 @@ class ExLlamaV2Engine:
         self._loras = wanted
 
     def _load_lora(self, lora: Lora) -> Any:
-        folder, strength = lora
-        if not (Path(folder) / "adapter_config.json").is_file():
+        """The SDK's object; never from the pickle that its own `from_directory` would take first."""
+        folder, strength = Path(lora[0]), lora[1]
+        config, weights = folder / "adapter_config.json", folder / "adapter_model.safetensors"
+        if not config.is_file():
             raise ModelNotFound(f"{folder} is no LoRA: it has no adapter_config.json. Choose a PEFT folder.")
-        if not (Path(folder) / "adapter_model.safetensors").is_file():
+        if not weights.is_file():
             raise ModelUnsupported(
-                f"{folder} has no adapter_model.safetensors; other formats may run code. Convert it."
+                f"{folder} has no adapter_model.safetensors; other formats may run code when opened. Convert it."
             )
-        return self._parts.sdk.package.ExLlamaV2Lora.from_directory(self._parts.model, folder, strength)
+        return self._parts.sdk.package.ExLlamaV2Lora(self._parts.model, str(config), str(weights), strength)
 
     def trim(self, num_bytes: int) -> int:
         """Give the whole KV cache back; it comes back empty with the next request."""

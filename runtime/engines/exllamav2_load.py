@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..errors import EngineUnavailable, ModelUnsupported, OutOfMemory
+from ..errors import EngineUnavailable, ModelLoadFailed, ModelUnsupported, OutOfMemory
 from ..events import LoadProgress
 from ..models.exllamav2_config import ELSEWHERE, check_supported, flat_rope
 from ..models.info import read_config
@@ -153,7 +153,7 @@ def load_parts(sdk: Sdk, spec: ModelSpec, *, device: str) -> Progress:
     folder = planned.folder
     if planned.needs_repack:
         folder = yield from repack(planned.folder)
-    with translate_errors("Reading the config"):
+    with translate_errors("Reading the config", ModelLoadFailed):
         config = sdk.package.ExLlamaV2Config(str(folder))
         attention = _configure(sdk, config, planned, spec, device)
     before = _allocated()
@@ -238,7 +238,7 @@ def _load_weights(parts: Parts) -> Generator[LoadProgress, None, None]:
     loading = parts.model.load_autosplit_gen(parts.cache, callback_gen=tick)
     try:
         while True:
-            with host_stream_kept(), translate_errors(f"Loading {parts.plan.folder.name}"):
+            with host_stream_kept(), translate_errors(f"Loading {parts.plan.folder.name}", ModelLoadFailed):
                 if next(loading, loading) is loading:
                     break
             with torch.inference_mode(False):

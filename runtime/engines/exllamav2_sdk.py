@@ -118,8 +118,8 @@ def host_stream_kept() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def translate_errors(doing: str) -> Iterator[None]:
-    """Turn the SDK's exceptions into ours, chained; ours pass."""
+def translate_errors(doing: str, kind: type[ResidentError] = GenerationFailed) -> Iterator[None]:
+    """Turn the SDK's exceptions into ours, chained; ours pass. kind: what a fault that is no lack of memory becomes."""
     try:
         yield
     except ResidentError:
@@ -131,4 +131,4 @@ def translate_errors(doing: str) -> Iterator[None]:
             raise OutOfMemory(
                 f"{doing}: the model and its KV cache do not fit. Lower context_len or use kv_cache q4."
             ) from error
-        raise GenerationFailed(f"{doing}: ExLlamaV2 failed ({type(error).__name__}: {error}).") from error
+        raise kind(f"{doing}: ExLlamaV2 failed ({type(error).__name__}: {error}).") from error

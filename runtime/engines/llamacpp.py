@@ -13,11 +13,14 @@ import logging
 import os
 import secrets
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import xllamacpp
 
+from ..device_memory import DeviceMemory
+from ..device_memory import read as read_memory
 from ..errors import ModelLoadFailed, ModelUnsupported
 from ..events import LoadProgress
 from ..models.info import ModelInfo, read_model
@@ -103,11 +106,23 @@ def context_len(spec: ModelSpec, info: ModelInfo) -> int:
 
 
 def footprint(spec: ModelSpec) -> Bytes:
-    """Weights as stored, and the KV cache of all requests at once."""
+    """Weights as stored, and the KV cache of all requests at once; what is not on the spec's device is `host_copy`."""
     info = read_model(str(find_file(spec.model)))
     tokens = context_len(spec, info) * num_parallel(spec)
-    kv_bytes = info.kv.elements_per_token * tokens * KV_BITS[kv_type(spec)] / 8
-    return Bytes(weights=info.weights_bytes, kv_cache=int(kv_bytes))
+    kv_bytes = int(info.kv.elements_per_token * tokens * KV_BITS[kv_type(spec)] / 8)
+    share = 1.0 if spec.device == "cpu" else offloaded(spec, info)
+    weights, kv_cache = int(info.weights_bytes * share), int(kv_bytes * share)
+    return Bytes(weights=weights, kv_cache=kv_cache, host_copy=info.weights_bytes + kv_bytes - weights - kv_cache)
+
+
+def offloaded(spec: ModelSpec, info: ModelInfo) -> float:
+    """The part of the layers that lies on a GPU: none in a build without one, all if the spec does not say."""
+    has_gpu = any("GPU" in str(device["type"]) for device in xllamacpp.get_device_info())
+    layers = spec.option("gpu_layers")
+    if spec.device == "cpu" or not has_gpu:
+        return 0.0
+    is_all = layers is None or int(layers) < 0
+    return 1.0 if is_all else min(1.0, int(layers or 0) / max(info.num_layers, 1))
 
 
 def num_parallel(spec: ModelSpec) -> int:
@@ -167,6 +182,7 @@ def load(spec: ModelSpec) -> Loading:
     yield LoadProgress(done=0, total=total)
     prompter = Prompter.load(str(file))
     yield LoadProgress(done=0, total=total)
+    before = read_memory(spec.device)
     try:
         native = xllamacpp.Server(params)
     except (RuntimeError, ValueError, MemoryError) as error:
@@ -185,15 +201,21 @@ def load(spec: ModelSpec) -> Loading:
     except BaseException:
         loop.close()
         raise
-    return LlamaCppEngine(native, client, _describe(spec, info, member), footprint(spec))
+    num_bytes = footprint(spec)
+    if offloaded(spec, info):
+        num_bytes = replace(num_bytes, scratch=_scratch(before, read_memory(spec.device), num_bytes))
+    return LlamaCppEngine(native, client, _describe(spec, info, member), num_bytes)
 
 
-def _device(spec: ModelSpec) -> str:
-    """Where the layers lie: a build without a GPU, or none offloaded, is the CPU."""
-    kinds = {str(device["type"]) for device in xllamacpp.get_device_info()}
-    has_gpu = any("GPU" in kind for kind in kinds)
-    is_on_cpu = spec.device == "cpu" or spec.option("gpu_layers") == 0 or not has_gpu
-    return "cpu" if is_on_cpu else ("cuda:0" if spec.device in ("auto", "cuda") else spec.device)
+def _scratch(before: DeviceMemory | None, after: DeviceMemory | None, computed: Bytes) -> int:
+    """What the device lost beyond weights and KV cache: compute buffers and the context."""
+    return max(0, before.free - after.free - computed.device) if before and after else 0
+
+
+def _device(spec: ModelSpec, info: ModelInfo) -> str:
+    if not offloaded(spec, info):
+        return "cpu"
+    return "cuda:0" if spec.device in ("auto", "cuda") else spec.device
 
 
 def _describe(spec: ModelSpec, info: ModelInfo, member: Member) -> EngineInfo:
@@ -201,7 +223,7 @@ def _describe(spec: ModelSpec, info: ModelInfo, member: Member) -> EngineInfo:
         engine="llamacpp",
         model=Path(info.path).name,
         context_len=member.model.context_len,
-        device=_device(spec),
+        device=_device(spec, info),
         dtype=info.quant_method or "gguf",
         attention="llama.cpp",
         kv_cache=kv_type(spec).lower(),

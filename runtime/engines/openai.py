@@ -66,7 +66,7 @@ def _engine(spec: ModelSpec, loop: LoopThread, members: list[Member], faults: Se
     prompter = Prompter.load(folder) if folder and first.facts.kind in TAKES_IDS else None
     if prompter is not None:
         check_tokenizer(first.http, first.facts.kind, first.model.name, prompter.encode(Prompt.of("Hi.")))
-    engine = ServerEngine(spec, loop, members, prompter)
+    engine = ServerEngine(spec, loop, members, prompter, find_profile=profiles.find)
     warnings = [f"Left out of the pool: {fault}" for fault in faults]
     can_let_go = any(member.facts.can_sleep or member.facts.kind == "ollama" for member in members)
     if spec.when_idle != "keep" and not can_let_go:

@@ -89,7 +89,7 @@ class Parking:
                     yield LoadProgress(done=done, total=total, what="weights from host memory")
             self._wait()
             self.is_parked = False
-        except torch.OutOfMemoryError as error:
+        except torch.cuda.OutOfMemoryError as error:
             raise OutOfMemory(
                 f"{format_bytes(done)} of {format_bytes(total)} of weights came back to {self._device}, then it was "
                 "full. Free memory there, or choose a smaller model."
@@ -109,7 +109,7 @@ class Parking:
 
     def _can_park(self) -> bool:
         """Only plain tensors whose memory torch itself manages can be emptied in place."""
-        plain = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+        plain = (torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", torch.Tensor))
         return (
             bool(self._storages)
             and self.is_in_place

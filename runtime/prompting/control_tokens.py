@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import TemplateFailed
 
 if TYPE_CHECKING:
-    from tokenizers import Encoding, Tokenizer
+    from tokenizers import Tokenizer
 
 Mark = Callable[[str], str]
 Render = Callable[[Mark], str]
@@ -39,8 +39,10 @@ class ControlTokens:
         self._tokenizer = tokenizer
         added = tokenizer.get_added_tokens_decoder()
         self.texts = {one: token.content for one, token in added.items() if token.content.strip()}
-        longest_first = sorted(self.texts.values(), key=len, reverse=True)
-        self._literal = re.compile("(?=(" + "|".join(map(re.escape, longest_first)) + "))") if longest_first else None
+        self._lengths: dict[str, set[int]] = {}
+        for text in self.texts.values():
+            self._lengths.setdefault(text[0], set()).add(len(text))
+        self._known = frozenset(self.texts.values())
         self._alphabet = frozenset(chain.from_iterable(self.texts.values()))
         self._is_risky: dict[str, bool] = {}
         self._plain, self._has_prefix = _plain_tokenizer(tokenizer)
@@ -60,8 +62,13 @@ class ControlTokens:
 
     def _literals(self, text: str) -> Iterator[Span]:
         """Where user text alone spells an added token; spans may overlap."""
-        if self._literal is not None:
-            yield from (match.span(1) for match in self._literal.finditer(text))
+        for first, lengths in self._lengths.items():
+            start = text.find(first)
+            while start >= 0:
+                found = [n for n in lengths if text[start : start + n] in self._known]
+                if found:
+                    yield start, start + max(found)
+                start = text.find(first, start + 1)
         if any(self._risky(char) and char not in self._alphabet for char in set(text)):
             encoding = self._tokenizer.encode(text, add_special_tokens=False)
             yield from (span for one, span in zip(encoding.ids, encoding.offsets) if one in self.texts)
@@ -71,6 +78,8 @@ class ControlTokens:
 
         user_texts, template: all that goes into the rendering, to find characters that occur nowhere in it
         """
+        for one in user_texts:
+            _check_whole(one)
         marks = _Marks(chain(template, *user_texts))
         literal_text = render(lambda text: marks.swap(text, self._literals(text)))
         text, literal_spans = marks.restore(literal_text)
@@ -93,36 +102,29 @@ class ControlTokens:
 
     def _encode(self, text: str, spans: list[Span], marked: str) -> tuple[int, ...]:
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
-        ids = encoding.ids
-        users = [
-            at
-            for at, one in enumerate(ids)
-            if one in self.texts
-            and self._is_structure(one, text, encoding, at)
-            and _overlaps(spans, encoding.offsets[at])
-        ]
+        ids, offsets = encoding.ids, encoding.offsets
+        users = [at for at, one in enumerate(ids) if self._is_structure(one, text, offsets[at])]
+        users = [at for at in users if _marked(spans, offsets[at])]
         if not users:
             return tuple(ids)
-        if any(_holds_others(text, spans, encoding.offsets[at]) for at in users):
+        if any(_holds_others(text, spans, offsets[at]) for at in users):
             return tuple(self._encode_apart(text, marked))
-        return tuple(self._replace(text, encoding, users))
+        return tuple(self._replace(text, ids, offsets, users))
 
-    def _is_structure(self, one: int, text: str, encoding: Encoding, at: int) -> bool:
-        """False for an unknown character: it is `unk` by need, not because the user wrote its name."""
-        start, end = encoding.offsets[at]
-        return one != self._unk or self._spells(one, text[start:end])
+    def _is_structure(self, one: int, text: str, span: Span) -> bool:
+        """An added token; not `unk` for an unknown character, which is so by need and not by the user's writing it."""
+        return one in self.texts and (one != self._unk or self._spells(one, text[slice(*span)]))
 
     def _spells(self, one: int, text: str) -> bool:
         normalizer = self._tokenizer.normalizer
         seen = normalizer.normalize_str(text) if normalizer is not None else text
         return self.texts[one] in text or self.texts[one] in seen
 
-    def _replace(self, text: str, encoding: Encoding, users: list[int]) -> Iterator[int]:
+    def _replace(self, text: str, ids: list[int], offsets: list[Span], users: list[int]) -> Iterator[int]:
         """The ids with those of `users` in plain characters.
 
         Where the tokenizer would put a space before the text behind an added token, that text is encoded anew.
         """
-        ids, offsets = encoding.ids, encoding.offsets
         done = 0
         for at in users:
             yield from ids[done:at]
@@ -148,9 +150,9 @@ class ControlTokens:
     def plain(self, text: str) -> Iterator[int]:
         """The ids of a text as characters: never an added token, never a space put before it."""
         encoding = self._plain.encode(text, add_special_tokens=False)
-        for at, one in enumerate(encoding.ids):
-            if one in self.texts and self._is_structure(one, text, encoding, at):
-                yield from chain.from_iterable(map(self._char, text[slice(*encoding.offsets[at])]))
+        for one, span in zip(encoding.ids, encoding.offsets):
+            if self._is_structure(one, text, span):
+                yield from chain.from_iterable(map(self._char, text[slice(*span)]))
             else:
                 yield one
 
@@ -198,16 +200,24 @@ class _Marks:
         return marked.translate({ord(mark): char for char, mark in self._mark.items()}), spans
 
 
-def _overlaps(spans: list[Span], span: Span) -> bool:
-    at = bisect.bisect_right(spans, (span[0], span[0])) - 1
-    near = spans[max(at, 0) : at + 2]
-    return any(start < span[1] and span[0] < end for start, end in near)
+def _check_whole(text: str) -> None:
+    """Raise TemplateFailed for half of a surrogate pair, which no tokenizer can read."""
+    if half := re.search("[\ud800-\udfff]", text):
+        where = f"U+{ord(half.group()):04X}) at position {half.start() + 1}"
+        raise TemplateFailed(f"The text holds half a character ({where}. Type it anew.")
+
+
+def _marked(spans: list[Span], span: Span) -> list[Span]:
+    """Those of the sorted spans that overlap one."""
+    first = bisect.bisect_right(spans, span[0], key=lambda one: one[1])
+    last = bisect.bisect_left(spans, span[1], lo=first, key=lambda one: one[0])
+    return spans[first:last]
 
 
 def _holds_others(text: str, spans: list[Span], span: Span) -> bool:
     """Whether a span holds visible characters that no mark covers."""
-    covered = {i for start, end in spans if start < span[1] and span[0] < end for i in range(start, end)}
-    return any(not text[i].isspace() and i not in covered for i in range(*span))
+    covered = {at for start, end in _marked(spans, span) for at in range(start, end)}
+    return any(not text[at].isspace() and at not in covered for at in range(*span))
 
 
 def _plain_tokenizer(tokenizer: Tokenizer) -> tuple[Tokenizer, bool]:

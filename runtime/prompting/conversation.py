@@ -9,8 +9,8 @@ from pathlib import Path
 from ..engines.base import Encoded
 from ..request import Message, ModelSpec, Prompt, Thinking
 from . import presets
-from .chat_template import built_in_names
 from .stop import parse_stop_strings
+from .template_choice import built_in_names
 
 NO_PRESET = "none"
 OWN_TEMPLATE = "auto"

@@ -38,12 +38,18 @@ class ModelTokenizer:
     special_tokens: named tokens as text: bos_token, eos_token ...
     templates:      chat templates by name; the main one is "default"
     end_ids:        ids that end an answer, with the files that say so
+    vocab_size:     highest id + 1
     """
 
     tokenizer: Tokenizer
     special_tokens: dict[str, str]
     templates: dict[str, str]
     end_ids: dict[int, list[str]] = field(default_factory=dict)
+    vocab_size: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        highest = max(self.tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+        object.__setattr__(self, "vocab_size", highest + 1)
 
 
 class TokenizerCache:

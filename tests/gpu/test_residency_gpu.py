@@ -36,7 +36,7 @@ def bench(tmp_path_factory):
     folder = tmp_path_factory.mktemp("gpu")
     write(folder / "llm", SMALL, "cuda")
     flags = ["--comfy", str(comfy), "--out", str(folder), "--model", str(folder / "llm")]
-    bench = steps.Bench(steps.parse([*flags, "--diffusion-gb", "4", "--left-free-gb", "1.5"]))
+    bench = steps.Bench(steps.parse([*flags, "--diffusion-gb", "4", "--left-free-gb", "1.5", "--cycles", "10"]))
     steps.first_load(bench)
     yield bench
     bench.runtime.close()
@@ -80,12 +80,10 @@ def test_a_model_moved_behind_our_back_is_loaded_again(full_card):
 
     text, _, _ = full_card.generate("hello " * 20, 32)
 
-    assert text == full_card.results["text"]
+    assert text in full_card.texts
 
 
-def test_ten_cycles_leave_device_memory_where_it_was(full_card, monkeypatch):
-    monkeypatch.setattr(steps, "NUM_CYCLES", 10)
-
+def test_ten_cycles_leave_device_memory_where_it_was(full_card):
     steps.cycles(full_card, stop_at_s=0)
 
     assert full_card.results["cycles"]["free_bytes_spread"] < 50_000_000

@@ -221,7 +221,9 @@ def test_workflow_number_one_queues_what_its_api_form_says(page):
     queued = page.page.evaluate("async () => (await app.graphToPrompt()).output")
 
     wanted = json.loads((ROOT / "tests" / "prompts" / WORKFLOW.name).read_text(encoding="utf-8"))
-    assert {key: node["inputs"] for key, node in queued.items()} == {k: n["inputs"] for k, n in wanted.items()}
+    assert queued.keys() == wanted.keys()
+    for key, node in wanted.items():
+        assert node["inputs"].items() <= queued[key]["inputs"].items()
 
 
 def test_another_page_sees_nothing_of_it(page):

@@ -192,6 +192,20 @@ def test_detach_never_raises(card, monkeypatch, caplog):
     assert caplog.text.count("ZeroDivisionError") == 2
 
 
+@pytest.mark.parametrize(("counted", "level"), [(13.8, "INFO"), (9, "WARNING")])
+def test_the_log_says_what_the_device_counts_and_warns_where_it_is_less(card, monkeypatch, caplog, counted, level):
+    caplog.set_level(logging.INFO)
+    card.use(card.spec())
+    free = iter([0, int(counted * GB)])
+    monkeypatch.setattr(card.residency, "_free_bytes", lambda device: next(free))
+
+    card.entries()[0].detach()
+
+    [record] = [one for one in caplog.records if one.message.startswith("ComfyUI took")]
+    assert record.levelname == level
+    assert record.message == f"ComfyUI took llm off meta: 14.0 GB, {counted:.1f} GB by the device's own count"
+
+
 def test_loading_it_from_outside_brings_nothing_in(card):
     spec = card.spec()
     card.use(spec)

@@ -33,8 +33,8 @@ def load(**inputs):
     return {"class_type": "ResidentLoadLLM", "inputs": {**fields, **inputs}}
 
 
-def generate(llm, prompt=None):
-    fields = {"max_tokens": 32, "seed": 0, "thinking_budget": 0, "on_cut_thinking": "error"}
+def generate(llm, prompt=None, max_tokens=32):
+    fields = {"max_tokens": max_tokens, "seed": 0, "thinking_budget": 0, "on_cut_thinking": "error"}
     inputs = {"llm": [llm, 0], "prompt": prompt or next(_words), **fields}
     return {"class_type": "ResidentGenerate", "inputs": inputs}
 
@@ -113,12 +113,12 @@ def test_free_gives_the_memory_of_a_real_model_back_and_it_comes_again(plain):
     real = load(engine="transformers", context_len=512)
     before = rss_bytes(plain)
 
-    first = plain.run_prompt({"1": real, "2": generate("1", "Say hello.")}, timeout_s=120)
+    first = plain.run_prompt({"1": real, "2": generate("1", "Say hello.", max_tokens=4)}, timeout_s=120)
     held = rss_bytes(plain) - before
     plain.free()
     wait_until(lambda: seen.unloads)
     wait_until(lambda: rss_bytes(plain) - before < held / 2)
-    again = plain.run_prompt({"1": real, "2": generate("1", "Say hello.")}, timeout_s=120)
+    again = plain.run_prompt({"1": real, "2": generate("1", "Say hello.", max_tokens=4)}, timeout_s=120)
 
     assert held > 400_000_000
     assert again.outputs["2"]["text"] == first.outputs["2"]["text"]
@@ -137,14 +137,17 @@ def test_without_smart_memory_the_model_leaves_after_each_prompt_and_comes_back(
     assert seen.loads == 2
 
 
-def test_five_generators_queued_ten_times_load_once(plain):
+def test_five_generators_queued_ten_times_load_once_and_memory_stays_flat(plain):
     seen = start_empty(plain)
 
+    sizes = []
     for _ in range(10):
         run = plain.run_prompt({"1": load(), **{str(node): generate("1") for node in range(2, 7)}})
         assert len(run.ran()) >= 5
+        sizes.append(rss_bytes(plain))
 
     assert (seen.loads, seen.unloads) == (1, 0)
+    assert sizes[-1] - sizes[1] < 20_000_000
 
 
 def test_two_equal_loaders_share_one_model_and_a_changed_option_says_why_it_reloads(plain):

@@ -9,6 +9,7 @@ import pytest
 
 from tests.host.comfy import EventSocket
 from tests.nodes.conftest import REPLY, free, generate, graph, interrupted, load_llm
+from tests.nodes.stub_host import ROOT
 
 pytestmark = pytest.mark.server
 
@@ -40,6 +41,12 @@ def test_every_node_is_there_and_every_input_and_output_is_explained(info):
         assert node["description"] and node["display_name"] and node["category"].startswith("Resident LLM")
         assert all(node["output_tooltips"]), name
         assert not set(node["output_name"]) & set(inputs), name
+
+
+def test_every_node_has_a_help_page(info):
+    missing = [name for name in info if not (ROOT / "web" / "docs" / f"{name}.md").is_file()]
+
+    assert not missing
 
 
 def test_what_is_typed_is_what_the_model_reads(info):

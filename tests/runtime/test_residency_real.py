@@ -54,7 +54,7 @@ def test_interrupts_at_random_moments_leave_the_next_run_as_if_they_had_not_been
         if kind is LoadProgress:
             runtime.unload()
         nth = draw.randint(1, 25 if kind is LoadProgress else 2)
-        events = runtime.generate(spec, [ask(LONG + str(number), seed=number, max_tokens=20)])
+        events = runtime.generate(spec, [ask(f"{number} {LONG}", seed=number, max_tokens=20)])
         moments = (event for event in events if isinstance(event, kind))
         reached = list(itertools.islice(moments, nth))
         events.close()

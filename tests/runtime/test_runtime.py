@@ -177,6 +177,21 @@ def test_a_return_that_finds_no_memory_leaves_the_model_parked_for_the_next_try(
     assert len(made) == 1
 
 
+def test_a_return_that_breaks_is_not_tried_again_but_loaded_anew():
+    made = []
+    runtime = parkable(made)
+    use(runtime, spec())
+    runtime.evict()
+    made[0].full = RuntimeError("a bug")
+
+    with pytest.raises(RuntimeError, match="a bug"):
+        use(runtime, spec())
+    use(runtime, spec())
+
+    assert made[0].is_closed
+    assert len(made) == 2
+
+
 def test_room_is_reserved_before_every_lease_with_the_most_that_the_model_was_seen_to_hold():
     made, room = [], Room()
     runtime = parkable(made, room, footprint=lambda one: Bytes(weights=UNIT, kv_cache=50))

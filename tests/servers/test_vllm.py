@@ -5,8 +5,10 @@ import itertools
 import json
 import os
 import signal
+import subprocess
 import time
 import urllib.request
+from dataclasses import replace
 
 import pytest
 
@@ -14,8 +16,10 @@ from runtime import GREEDY, ModelSpec, Prompt, Request, Runtime, Sampling, colle
 from runtime.engines.server.facts import num_busy, read_metrics
 from runtime.errors import ContextOverflow, ModelNotFound, ServerError
 from runtime.events import Failed, TextDelta
+from runtime.models.info import read_model
 from runtime.profiles import Profile
 from runtime.prompting.prompter import Prompter
+from runtime.serving import Card, Wish, plan
 from tests.nodes.conftest import generate, load_llm, prompt_node
 from tests.runtime import test_engine_contract as contract
 from tests.runtime.test_engine_contract import Case, loaded
@@ -254,6 +258,26 @@ def test_a_server_asked_to_sleep_sleeps_when_let_go_and_wakes_for_the_next_run(s
     assert first == second
     runtime.unload(the_spec)
     results(runtime, spec(), ask(QUESTIONS[0]))
+
+
+FLAGS = """
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+parser = make_arg_parser(FlexibleArgumentParser())
+print("FLAGS", *sorted(option for action in parser._actions for option in action.option_strings))
+"""
+
+
+def test_vllm_knows_every_flag_that_serve_gives_and_none_that_it_calls_gone(vllm, model_path):
+    info = replace(read_model(str(model_path)), model_type="qwen3", quant_method="awq")
+    wish = Wish(served_name="x", tensor_parallel=2, pipeline_parallel=2, context_len=1024, kv_cache="fp8")
+    made = plan(info, wish, [Card(name="a", total_bytes=24_000_000_000)], ())
+
+    told = subprocess.run([vllm.python, "-c", FLAGS], capture_output=True, text=True, check=True).stdout
+    known = set(next(line for line in told.splitlines() if line.startswith("FLAGS")).split())
+
+    assert {word for word in made.argv if word.startswith("--")} <= known
+    assert not known & {"--model-type", "--stop", "--rope-theta", "--cache-q4", "--swap-space"}
 
 
 @pytest.mark.server

@@ -37,7 +37,7 @@ class VLLM:
         self.port = free_port()
         self.model = model
         self.log = log
-        self._python = python
+        self.python = python
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -46,7 +46,7 @@ class VLLM:
 
     def launch(self) -> None:
         """Start the processes without waiting until they are ready."""
-        command = [str(self._python), "-m", "vllm.entrypoints.openai.api_server"]
+        command = [str(self.python), "-m", "vllm.entrypoints.openai.api_server"]
         command += ["--model", str(self.model), "--served-model-name", MODEL, "--api-key", KEY]
         command += ["--host", "127.0.0.1", "--port", str(self.port), "--dtype", "float32", "--enforce-eager"]
         command += ["--max-model-len", "2048", "--max-num-seqs", "16", "--enable-prompt-tokens-details"]

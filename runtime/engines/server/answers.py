@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Union
 
 from ...errors import ResidentError, ServerError
+from ...profiles import Profile
 from ...telemetry import clock
 from ..base import FailedStep, Step, Work
 from . import facts as server
@@ -49,6 +50,13 @@ class Member:
     def title(self) -> str:
         name = _TITLES.get(self.facts.kind, "server")
         return f"{name} {self.facts.version or ''}".strip() + f" at {self.http.profile.address}"
+
+    def use(self, profile: Profile, loop: LoopThread) -> None:
+        """Go on by this profile; a connection whose address and key are the same stays."""
+        if not self.http.is_by(profile):
+            self.http.close()
+            self.http = Http(profile, loop)
+            self.asked_at = float("-inf")
 
     def endpoint(self, has_ids: bool) -> Endpoint:
         return TAKES_IDS.get(self.facts.kind, "chat") if has_ids else "chat"

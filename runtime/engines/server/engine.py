@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from ...device_memory import read as read_memory
 from ...errors import ResidentError
 from ...events import LoadProgress
+from ...profiles import Profile
 from ...prompting.prompter import Prompter
 from ...request import ModelSpec, Prompt
 from ...telemetry import Bytes, clock
@@ -38,15 +39,29 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+PROFILE_LIFE_S = 1.0
 FACTS_LIFE_S = 30.0
 """How long what a server said about itself is believed."""
 
 
 class ServerEngine:
-    """A model on one server, or on several that serve the same one."""
+    """A model on one server, or on several that serve the same one.
 
-    def __init__(self, spec: ModelSpec, loop: LoopThread, members: Sequence[Member], prompter: Prompter | None) -> None:
+    find_profile: where profiles are looked up again, as their owner may change an address or a key at any time
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        loop: LoopThread,
+        members: Sequence[Member],
+        prompter: Prompter | None,
+        *,
+        find_profile: Callable[[str], Profile] | None = None,
+    ) -> None:
         self._spec = spec
+        self._find_profile = find_profile
+        self._read_at = clock()
         self._loop = loop
         self._members = tuple(members)
         self._prompter = prompter
@@ -142,6 +157,10 @@ class ServerEngine:
 
     def _refresh(self) -> None:
         """Ask again what the servers are, now and then; one that is gone says so when it is used."""
+        if self._find_profile is not None and clock() - self._read_at >= PROFILE_LIFE_S:
+            self._read_at = clock()
+            for member in self._members:
+                member.use(self._find_profile(member.http.profile.name), self._loop)
         for member in self._members:
             if clock() - member.asked_at < FACTS_LIFE_S:
                 continue

@@ -151,13 +151,30 @@ def read_metrics(text: str) -> dict[str, float]:
     return sums
 
 
+_FIGURES: dict[str, tuple[str, ...]] = {
+    "num_running": ("vllm:num_requests_running", "llamacpp:requests_processing", "sglang:num_running_reqs"),
+    "num_waiting": ("vllm:num_requests_waiting", "llamacpp:requests_deferred", "sglang:num_queue_reqs"),
+    "kv_cache_usage": ("vllm:kv_cache_usage_perc", "sglang:token_usage"),
+}
+
+
+def figures(metrics: dict[str, float]) -> dict[str, float]:
+    """What the monitor shows of a server, as far as it tells: requests that run and wait, and two fractions.
+
+    kv_cache_usage:    of its KV cache
+    prefix_cache_rate: prompt tokens found in its KV cache, of all since it started
+    """
+    found = {name: metrics[one] for name, spellings in _FIGURES.items() for one in spellings if one in metrics}
+    hits, all_tokens = metrics.get("vllm:prefix_cache_hits_total"), metrics.get("vllm:prefix_cache_queries_total")
+    if "llamacpp:prompt_tokens_cached_total" in metrics:
+        hits = metrics["llamacpp:prompt_tokens_cached_total"]
+        all_tokens = hits + metrics.get("llamacpp:prompt_tokens_total", 0.0)
+    if hits is not None and all_tokens:
+        found["prefix_cache_rate"] = hits / all_tokens
+    return found
+
+
 def num_busy(metrics: dict[str, float]) -> float | None:
     """Requests that run or wait; None where the server does not tell."""
-    for names in (
-        ("vllm:num_requests_running", "vllm:num_requests_waiting"),
-        ("llamacpp:requests_processing", "llamacpp:requests_deferred"),
-        ("sglang:num_running_reqs", "sglang:num_queue_reqs"),
-    ):
-        if names[0] in metrics:
-            return sum(metrics.get(name, 0.0) for name in names)
-    return None
+    told = figures(metrics)
+    return told["num_running"] + told.get("num_waiting", 0.0) if "num_running" in told else None

@@ -111,6 +111,10 @@ class Http:
         self._loop = loop
         self._session = loop.run(self._open())
 
+    def is_by(self, profile: Profile) -> bool:
+        """Whether the profile, with the key as it is now, is the one that this connection was made from."""
+        return profile == self.profile and profile.resolve_key() == self._key
+
     async def _open(self) -> aiohttp.ClientSession:
         headers = dict(self.profile.headers)
         if self._key:

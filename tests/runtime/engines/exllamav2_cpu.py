@@ -1,13 +1,15 @@
 """ExLlamaV2 on a CPU, for the adapter's own logic: a model that computes from its KV cache, and two SDKs around it.
 
 `scripted_sdk` is a small stand-in of the SDK's dynamic generator. `real_sdk` is the SDK's own Python code around a
-stand-in of its compiled extension; it needs the package's folder (not installed: its import would compile).
+stand-in of its compiled extension.
 """
 
+import functools
 import importlib
 import itertools
 import os
 import random
+import subprocess
 import sys
 import types
 from collections import deque
@@ -78,6 +80,7 @@ class Model:
         self.device_context = []
         self.config = None
 
+    @torch.inference_mode()
     def forward(self, ids, cache):
         params = SimpleNamespace(past_len=cache.current_seq_len)
         out = self.forward_chunk(input_ids=ids, cache=cache, attn_params=params)["logits"]
@@ -176,12 +179,8 @@ class Q4(Cache):
 
 
 class Lora:
-    def __init__(self, folder, strength):
-        self.folder, self.strength = folder, strength
-
-    @staticmethod
-    def from_directory(model, folder, strength=1.0):
-        return Lora(folder, strength)
+    def __init__(self, model, config_path, weights_path, strength):
+        self.strength = strength
 
 
 def package(config=Config, caches=(Cache, Q8, Q6, Q4)):
@@ -400,22 +399,26 @@ def scripted_sdk():
     return Sdk(package=package(), generator=generator, attention=attention, version="0.3.2", flash_fault=None)
 
 
+@functools.cache
 def real_folder():
-    """Where the unpacked package lies; None where it does not."""
-    root = Path(__file__).parents[3]
-    folder = Path(os.environ.get("RESIDENT_TEST_EXLLAMAV2") or root / ".build" / "exllamav2")
-    return folder if (folder / "exllamav2" / "generator" / "dynamic.py").is_file() else None
+    """Where the package lies unpacked: (folder, None), or (None, why it does not)."""
+    if named := os.environ.get("RESIDENT_TEST_EXLLAMAV2"):
+        return Path(named), None
+    tool = Path(__file__).parents[3] / "tools" / "fetch_exllamav2.py"
+    fetched = subprocess.run([sys.executable, tool], capture_output=True, text=True)
+    return (None, fetched.stderr.strip()) if fetched.returncode else (Path(fetched.stdout.strip()), None)
 
 
 def real_sdk():
     """The SDK's Python code with this file's model under it; its own cache classes."""
     if "exllamav2" not in sys.modules:
         sys.modules["exllamav2_ext"] = _extension()
-        sys.path.insert(0, str(real_folder()))
+        folder = str(real_folder()[0])
+        sys.path.insert(0, folder)
         try:
             importlib.import_module("exllamav2.generator")
         finally:
-            sys.path.remove(str(real_folder()))
+            sys.path.remove(folder)
             del sys.modules["exllamav2_ext"]
     sdk, attention = sys.modules["exllamav2"], sys.modules["exllamav2.attn"]
     attention.has_flash_attn_with_paged = True

@@ -8,10 +8,17 @@ import pytest
 import torch
 
 from runtime import GREEDY, ModelSpec, Prompt, Request, Runtime, Sampling, collect
-from runtime.engines import exllamav2, exllamav2_attention, exllamav2_load
+from runtime.engines import exllamav2, exllamav2_attention, exllamav2_load, exllamav2_sdk
 from runtime.engines.base import DecodeStep, Drop, FailedStep, Feed, PrefillStep, Work
 from runtime.engines.exllamav2_jobs import settings_for
-from runtime.errors import EngineUnavailable, GenerationFailed, ModelNotFound, ModelUnsupported, OutOfMemory
+from runtime.errors import (
+    EngineUnavailable,
+    GenerationFailed,
+    ModelLoadFailed,
+    ModelNotFound,
+    ModelUnsupported,
+    OutOfMemory,
+)
 from runtime.events import LoadProgress, PrefillProgress
 from tests.runtime.engines import exllamav2_cpu as cpu
 from tests.runtime.models.awq_writer import TINY_QWEN2, tiny_qwen2_weights, write_folder
@@ -21,8 +28,8 @@ SDKS = {"scripted": cpu.scripted_sdk, "real": cpu.real_sdk}
 
 @pytest.fixture(params=list(SDKS))
 def sdk(request):
-    if request.param == "real" and cpu.real_folder() is None:
-        pytest.skip("no unpacked exllamav2 in .build/exllamav2 or RESIDENT_TEST_EXLLAMAV2")
+    if request.param == "real" and (reason := cpu.real_folder()[1]):
+        pytest.skip(reason)
     return SDKS[request.param]()
 
 
@@ -548,3 +555,71 @@ def test_flash_attention_that_was_asked_for_and_is_broken_is_an_error():
 
     with pytest.raises(EngineUnavailable, match="undefined symbol"):
         exllamav2_attention.choose(sdk, "flash_attention_2", num_heads=4, num_kv_heads=2, head_dim=64, device="cpu")
+
+
+def test_a_model_that_the_sdk_cannot_read_is_a_load_fault_with_its_words(open_engine, monkeypatch):
+    def fail(self, folder):
+        raise ValueError(" ## Could not find model.layers.0.mlp.up_proj.* in model")
+
+    monkeypatch.setattr(cpu.Config, "__init__", fail)
+
+    with pytest.raises(ModelLoadFailed, match=r"Could not find model\.layers\.0\.mlp\.up_proj"):
+        open_engine()
+
+
+def test_loading_leaves_gradient_mode_and_the_host_alone_at_every_step(open_engine, sdk, folder, monkeypatch):
+    def load(self, cache, callback_gen):
+        with torch.inference_mode():
+            for layer in range(cpu.LAYERS):
+                self.cache_map[layer] = "cpu"
+                yield from callback_gen(layer, cpu.LAYERS)
+            cache.update_cache_tensors()
+
+    monkeypatch.setattr(cpu.Model, "load_autosplit_gen", load)
+    spec = ModelSpec(model=str(folder), context_len=512)
+
+    modes = [torch.is_inference_mode_enabled() for _ in exllamav2_load.load_parts(sdk, spec, device="cpu")]
+    closed = exllamav2_load.load_parts(sdk, spec, device="cpu")
+    next(closed)
+    closed.close()
+
+    assert modes == [False, False]
+    assert not torch.is_inference_mode_enabled()
+
+
+def test_the_hosts_stream_and_device_are_back_after_every_call_and_wait_for_the_sdks(monkeypatch):
+    waited, state = [], {"device": 1, "stream": SimpleNamespace(wait_stream=lambda other: waited.append(other))}
+    host = state["stream"]
+    for name, value in {
+        "is_available": lambda: True,
+        "current_device": lambda: state["device"],
+        "current_stream": lambda: state["stream"],
+        "set_device": lambda device: state.update(device=device),
+        "set_stream": lambda stream: state.update(stream=stream),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+
+    with pytest.raises(ZeroDivisionError), exllamav2_sdk.host_stream_kept():
+        torch.cuda.set_device(0)
+        torch.cuda.set_stream("the SDK's")
+        _ = 1 / 0
+
+    assert (state["device"], state["stream"], waited) == (1, host, ["the SDK's"])
+
+
+@pytest.mark.parametrize(
+    ("has_cuda", "device", "words"), [(False, "auto", "no CUDA device"), (True, "cuda:1", "CUDA_VISIBLE")]
+)
+def test_a_device_that_the_sdk_cannot_start_at_is_refused(monkeypatch, has_cuda, device, words):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_cuda)
+
+    with pytest.raises(EngineUnavailable, match=words):
+        exllamav2_load.resolve_device(device)
+
+
+def test_a_lora_that_is_only_a_pickle_is_refused(open_engine, tmp_path):
+    for name in ("adapter_config.json", "adapter_model.bin"):
+        (tmp_path / name).touch()
+
+    with pytest.raises(ModelUnsupported, match="may run code when opened"):
+        open_engine(options=(("loras", str(tmp_path)),))

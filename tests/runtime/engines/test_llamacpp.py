@@ -4,6 +4,7 @@ import itertools
 import time
 import urllib.error
 import urllib.request
+from dataclasses import replace
 
 import pytest
 
@@ -135,6 +136,20 @@ def test_a_quantised_kv_cache_runs_and_its_bytes_are_told(gguf_path, kv_cache, b
     runtime.close()
     assert result.report["num_output_tokens"] == 3
     assert result.report["bytes"]["kv_cache"] == 30 * 3 * 64 * 2 * 512 * bits / 8
+
+
+def test_a_build_without_a_gpu_holds_nothing_of_the_card(gguf_path):
+    import xllamacpp
+
+    from runtime.engines import footprint
+
+    if any("GPU" in str(device["type"]) for device in xllamacpp.get_device_info()):
+        pytest.skip("this build of llama.cpp has a GPU")
+    on_cpu = footprint(make_spec(gguf_path))
+    on_auto = footprint(replace(make_spec(gguf_path), device="auto"))
+
+    assert on_cpu.host_copy == on_auto.device == 0
+    assert on_auto.host_copy == on_cpu.device > 90_000_000
 
 
 def test_a_kv_precision_that_llamacpp_has_not_is_told(gguf_path):

@@ -350,6 +350,22 @@ def test_a_key_in_an_error_event_of_a_good_stream_is_not_shown(server, spec):
         run(spec(key=KEY, headers=(("X-Other", "other-secret"),)))
 
 
+def test_a_key_that_changes_while_the_model_is_loaded_is_used_from_then_on(server, spec, monkeypatch):
+    monkeypatch.setattr("runtime.engines.server.engine.PROFILE_LIFE_S", 0.0)
+    monkeypatch.setenv("BOX_KEY", "old-key")
+    server.routes[CHAT] = good("x")
+    the_spec, runtime = spec(key_env="BOX_KEY"), Runtime()
+    list(runtime.generate(the_spec, [ask()]))
+
+    monkeypatch.setenv("BOX_KEY", "new-key")
+    list(runtime.generate(the_spec, [ask()]))
+
+    sent = [one.headers["authorization"] for one in server.seen if one.path == CHAT]
+    assert sent == ["Bearer old-key", "Bearer new-key"]
+    assert runtime.num_loads(the_spec) == 1
+    runtime.close()
+
+
 def test_a_missing_key_variable_is_named(spec, monkeypatch):
     monkeypatch.delenv("BOX_KEY", raising=False)
 

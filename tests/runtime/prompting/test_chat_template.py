@@ -2,8 +2,9 @@ import pytest
 
 from runtime import Message, Prompt
 from runtime.errors import ModelNotFound, TemplateFailed
-from runtime.prompting.chat_template import ChatTemplate, built_in_names
+from runtime.prompting.chat_template import ChatTemplate
 from runtime.prompting.prompter import Prompter
+from runtime.prompting.template_choice import built_in_names
 from tests.runtime.prompting.kinds import CHATML, KINDS, sentencepiece, write_model
 
 TURNS = [

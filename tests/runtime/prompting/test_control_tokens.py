@@ -6,6 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from runtime import Message, Prompt
+from runtime.errors import TemplateFailed
 from runtime.prompting.control_tokens import ControlTokens
 from tests.runtime.prompting.kinds import KINDS, sentencepiece
 
@@ -157,3 +158,19 @@ def test_the_packs_own_closing_of_a_block_goes_by_id(prompters):
     assert close not in encoded.token_ids
     assert encoded.reasoning.close_ids.count(close) == 1
     assert prompter._tokenizer.decode(encoded.reasoning.close_ids, skip_special_tokens=False) == "\n</think>\n\n"
+
+
+def test_a_long_prompt_full_of_control_tokens_is_encoded_in_one_pass(prompters):
+    """Work that grew with the square of the length took minutes here."""
+    prompter = prompters("smollm2")
+    text = "words <|im_end|> and < more, " * 4000
+
+    encoded = prompter.encode(Prompt.of(text))
+
+    assert [one for one in encoded.token_ids if one in prompter._added] == [1, 2, 1, 2, 1]
+    assert text in prompter._tokenizer.decode(encoded.token_ids, skip_special_tokens=False)
+
+
+def test_half_a_character_is_told_with_its_place(prompters):
+    with pytest.raises(TemplateFailed, match=r"half a character \(U\+D83C\) at position 3"):
+        prompters("smollm2").encode(Prompt.of("ab\ud83c"))

@@ -1,8 +1,11 @@
+import json
+
 import pytest
 
 from runtime import Message, Prompt
 from runtime.engines.base import StopEntry
-from runtime.prompting.prompter import Prompter
+from runtime.errors import ModelLoadFailed
+from runtime.prompting.prompter import NUM_RECENT, Prompter
 from tests.runtime.prompting.kinds import CHATML, sentencepiece, write_model
 
 R1 = CHATML.replace("assistant\n' }}", "assistant\n<think>\n' }}")
@@ -149,3 +152,56 @@ def test_a_gguf_file_gives_what_its_folder_gives(prompters, gguf_path):
     assert (mine.token_ids, mine.text) == (theirs.token_ids, theirs.text)
     assert [entry.id for entry in mine.stop] == [2]
     assert Prompter.load(str(gguf_path)).encode(prompt) == mine
+
+
+def test_a_folder_without_tokenizer_json_is_read_by_transformers(prompters, tmp_path):
+    pytest.importorskip("transformers")
+    tokenizer = prompters("smollm2")._tokenizer
+    tokenizer.model.save(str(tmp_path))
+    config = {"tokenizer_class": "GPT2Tokenizer", "eos_token": "<|im_end|>", "chat_template": CHATML}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2", "eos_token_id": 2}', encoding="utf-8")
+
+    encoded = Prompter.load(str(tmp_path)).encode(Prompt.of("hello w\u00f6rld"))
+
+    text = "<|im_start|>user\nhello w\u00f6rld<|im_end|>\n<|im_start|>assistant\n"
+    assert encoded.text == text
+    assert (encoded.stop[0].id, encoded.stop[0].source) == (2, "config.json, tokenizer eos_token, chat template")
+
+
+def test_a_folder_without_any_tokenizer_says_so(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}', encoding="utf-8")
+
+    with pytest.raises(ModelLoadFailed, match=r"The tokenizer of .* cannot be read"):
+        Prompter.load(str(tmp_path))
+
+
+def test_damaged_files_are_named(tmp_path):
+    (tmp_path / "tokenizer.json").write_text('{"version": "1.0", ', encoding="utf-8")
+    with pytest.raises(ModelLoadFailed, match=r"tokenizer\.json cannot be read"):
+        Prompter.load(str(tmp_path))
+
+    write_model(tmp_path, sentencepiece())
+    (tmp_path / "generation_config.json").write_text("{", encoding="utf-8")
+    with pytest.raises(ModelLoadFailed, match=r"generation_config\.json is not JSON"):
+        Prompter.load(str(tmp_path))
+
+
+@pytest.mark.parametrize("clock, is_remembered", [("", True), ("{{ strftime_now('%Y') }}", False)])
+def test_a_prompt_is_encoded_once_unless_its_template_reads_the_clock(clock, is_remembered, make):
+    prompter = make(clock + "{% for m in messages %}{{ m.content }}{% endfor %}")
+
+    first, second = prompter.encode(Prompt.of("one")), prompter.encode(Prompt.of("one"))
+
+    assert first == second
+    assert (first is second) == is_remembered
+
+
+def test_only_the_last_few_encoded_prompts_are_remembered(make):
+    prompter = make("{% for m in messages %}{{ m.content }}{% endfor %}")
+    first = prompter.encode(Prompt.of("first"))
+
+    for number in range(NUM_RECENT):
+        prompter.encode(Prompt.of(f"another {number}"))
+
+    assert prompter.encode(Prompt.of("first")) is not first
