@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from comfy_api.latest import ComfyExtension, io
 
-from . import host
+from . import host, routes
 from .benchmark import Benchmark
 from .download import Download
 from .generate import Generate
 from .load import LoadLLM
 from .load_exllamav2 import LoadExLlamaV2
 from .memory import Free
+from .monitor import Monitor
 from .prompt import LLMPrompt
 from .sampling import LLMSampling
 from .server import ConnectServer
@@ -24,6 +25,7 @@ NODES: tuple[type[io.ComfyNode], ...] = (
     LLMSampling,
     Generate,
     Free,
+    Monitor,
     Benchmark,
 )
 
@@ -33,7 +35,9 @@ class Extension(ComfyExtension):
 
     async def on_load(self) -> None:
         host.register_folders()
+        routes.register()
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         host.register_folders()
+        routes.register()
         return list(NODES)

@@ -11,6 +11,7 @@ from typing import Any, Union
 from ..engines.base import Engine, EngineInfo
 from ..errors import ResidentError
 from ..events import Event
+from ..journal import short_name
 from ..models.info import ModelInfo, read_model
 from ..request import ModelSpec
 from ..runtime import Runtime
@@ -181,8 +182,7 @@ def _seed(number: int, repeat: int) -> int:
 
 
 def _what(spec: ModelSpec, cell: Cell) -> str:
-    name = spec.model.replace("\\", "/").rstrip("/").rsplit("/", 1)[-1]
-    return f"{name}, {cell.num_prompt_tokens} tokens x {cell.batch_size}"
+    return f"{short_name(spec.model)}, {cell.num_prompt_tokens} tokens x {cell.batch_size}"
 
 
 def _unknown(spec: ModelSpec) -> EngineInfo:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..journal import short_name
 from .rows import Row
 
 COLUMNS: tuple[tuple[str, str, str], ...] = (
@@ -67,11 +68,6 @@ def _key(row: Row) -> tuple[object, ...]:
 
 def _name(row: Row) -> str:
     return f"{short_name(row['model'])} ({row['engine']}, {row['num_prompt_tokens']} tokens x {row['batch']})"
-
-
-def short_name(model: object) -> str:
-    """A model's name without its folders."""
-    return str(model).replace("\\", "/").rstrip("/").rsplit("/", 1)[-1]
 
 
 def _errors(row: Row) -> list[str]:

@@ -244,6 +244,15 @@ class Parkable(Protocol):
         ...
 
 
+@runtime_checkable
+class Observable(Protocol):
+    """What an engine offers beside, if the servers behind it can be asked how they are."""
+
+    def observe(self) -> list[dict[str, object]]:
+        """A row of JSON values for each server, None for what it does not tell. Any thread may call it."""
+        ...
+
+
 Loading = Generator[LoadProgress, None, Engine]
 """Loading is a generator too: it yields progress, returns the engine, and closing it drops what is half loaded."""
 

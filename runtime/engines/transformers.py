@@ -39,7 +39,8 @@ from .precision import matmul_sums
 from .sampling import Sampler
 from .torch_device import name_of
 from .transformers_cache import LiveCache
-from .transformers_load import load_model, translate_errors
+from .transformers_gguf import load_gguf
+from .transformers_load import load_folder, translate_errors
 from .transformers_plan import Plan, plan
 
 log = logging.getLogger(__name__)
@@ -264,7 +265,8 @@ def load(spec: ModelSpec) -> Loading:
     settled = plan(spec)
     prompter = _prompter(settled)
     try:
-        model, warnings = yield from load_model(settled, spec.attention)
+        load_weights = load_gguf if settled.model.format == "gguf" else load_folder
+        model, warnings = yield from load_weights(settled, spec.attention)
         _check_rows(settled, model, prompter)
         info = EngineInfo(
             engine="transformers",
