@@ -77,7 +77,7 @@ def profile_list() -> str:
 def node_list() -> str:
     """The nodes, read from their schemas without ComfyUI, in the order in which they are registered."""
     found = {name: fields for file in sorted(NODES.glob("*.py")) for name, fields in _schemas(file)}
-    order = [name for name in _registered() if name in found]
+    order = [name for name in registered() if name in found]
     rows = [(found[name]["display_name"], f"`{found[name]['node_id']}`", found[name]["description"]) for name in order]
     return table(("node", "id", "what it does"), rows)
 
@@ -99,7 +99,7 @@ def _schemas(file: Path) -> Iterator[tuple[str, dict[str, str]]]:
                 )
 
 
-def _registered() -> list[str]:
+def registered() -> list[str]:
     """The class names in `NODES` of nodes/__init__.py, in order."""
     file = NODES / "__init__.py"
     if not file.exists():
