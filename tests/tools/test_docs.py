@@ -1,9 +1,10 @@
+import json
 import re
 
 import pytest
 
 from runtime.engines import ENGINES
-from tools import docs
+from tools import docs, figures
 
 
 def test_the_documents_are_in_step_with_the_code():
@@ -16,6 +17,8 @@ def test_a_stale_table_is_told_and_then_written(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(docs, "ROOT", tmp_path)
     monkeypatch.setattr(docs, "README", readme)
     monkeypatch.setattr(docs, "CLAIMS", claims)
+    monkeypatch.setattr(docs, "README_ZH", tmp_path / "none")
+    monkeypatch.setattr(docs, "CLAIMS_DATA_ZH", tmp_path / "none")
 
     assert docs.main(["--check"]) == 1
     assert "README.md is out of step" in capsys.readouterr().err
@@ -38,6 +41,49 @@ def test_a_cell_keeps_pipes_and_tags_inside():
 
 
 def test_every_engine_a_user_can_choose_is_in_the_table():
-    names = re.findall(r"^\| `(\w+)` \|", docs.engines(), flags=re.MULTILINE)
+    _, rows = docs.engines()
 
-    assert names == [row.name for row in ENGINES if row.name != "scripted"]
+    assert [row[0] for row in rows] == [f"`{row.name}`" for row in ENGINES if row.name != "scripted"]
+
+
+def prose():
+    """Every cell of every table that a reader would read as a sentence or a word."""
+    cells = [cell for make in docs.TABLES.values() for part in [make()] for row in (part[0], *part[1]) for cell in row]
+    return sorted({cell for cell in cells if " " in cell.replace("`", "") and not re.fullmatch(r"`[^`]*`", cell)})
+
+
+def test_every_sentence_of_the_tables_has_a_chinese_one():
+    names = {row[0] for row in docs.node_list()[1]}
+    kept = re.compile(r"[\d. /smGBtokM%]+|safetensors, gguf|\*\*.*")
+
+    missing = [cell for cell in prose() if docs.translated(cell, "zh") == cell and not kept.fullmatch(cell)]
+    missing = [cell for cell in missing if cell not in names]
+
+    assert missing == []
+
+
+def test_a_figure_keeps_its_numbers_in_chinese(monkeypatch):
+    monkeypatch.setattr(docs, "chinese", lambda: {"TTFT, # tokens: # of #": "# token 的首字：# / #"})
+
+    assert docs.translated("TTFT, 2027 tokens: 1.5 of 3", "zh") == "2027 token 的首字：1.5 / 3"
+
+
+@pytest.mark.parametrize("name", ["residency", "exllamav2"])
+def test_without_results_there_are_no_figures(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(figures, "RESULTS", tmp_path)
+
+    assert getattr(figures, name)() is None
+
+
+def test_figures_come_from_the_results_with_their_conditions(tmp_path, monkeypatch):
+    machine = {"device": "H200", "torch": "2.11", "transformers": "5.17", "date": "2026-11-29"}
+    cycles = {"num_cycles": 50, "evict_s_median": 0.0248, "return_s_median": 0.3099, "free_bytes_spread": 0}
+    found = {"is_tiny": False, "machine": machine, "model": {"bytes": 15_200_000_000}, "cycles": cycles}
+    (tmp_path / "residency.json").write_text(json.dumps(found))
+    monkeypatch.setattr(figures, "RESULTS", tmp_path)
+
+    about, rows = figures.residency()
+
+    assert about == "H200, torch 2.11, transformers 5.17, 2026-11-29, 15.2 GB bf16"
+    assert dict(rows)["steps aside for an image model (median of the cycles)"] == "25 ms"
+    assert dict(rows)["comes back from host memory, and writes 4 tokens"] == "0.31 s"
