@@ -45,8 +45,9 @@ CLAIMS_HEAD = ("id", "claim", "is", "what is true", "here")
 CLAIMS_INTRO_ZH = """\
 # 流行文章说了什么
 
-有三篇流行的文章讲如何在一张显卡上快速运行 27B 模型。其中许多说法不成立，或只在某个版本成立。下面逐条列出可以核实的说法、
-事实如何，以及本插件的做法。命令行里也能查到（英文）：`python -m runtime doctor --claims flash-attn`。
+有三篇流行的文章讲如何在一张显卡上快速运行 27B 模型，其中许多说法不成立，或只在某个版本成立。
+下面逐条列出可以核实的说法、事实如何，以及本插件的做法。
+命令行里也能查到（英文）：`python -m runtime doctor --claims flash-attn`。
 
 本页由 `tools/claims_zh.json` 生成。
 """
