@@ -3,6 +3,7 @@ import re
 
 import pytest
 
+from runtime import claims
 from runtime.engines import ENGINES
 from tools import docs, figures
 
@@ -87,3 +88,19 @@ def test_figures_come_from_the_results_with_their_conditions(tmp_path, monkeypat
     assert about == "H200, torch 2.11, transformers 5.17, 2026-11-29, 15.2 GB bf16"
     assert dict(rows)["steps aside for an image model (median of the cycles)"] == "25 ms"
     assert dict(rows)["comes back from host memory, and writes 4 tokens"] == "0.31 s"
+
+
+def test_every_claim_is_told_in_chinese_with_the_same_numbers():
+    twins = json.loads(docs.CLAIMS_DATA_ZH.read_text(encoding="utf-8"))
+    known = [one for write_up in claims.write_ups() for one in write_up.claims]
+    names = re.compile(r"[A-Za-z_]*[a-z]_[a-z_]+|S0\d-\d\d|\d{4,}|\d+\.\d+")
+
+    differing = [
+        one.id
+        for one in known
+        for english, chinese in zip((one.claim, one.truth, one.ours), twins[one.id])
+        if set(names.findall(english)) - set(names.findall(chinese))
+    ]
+
+    assert list(twins) == [one.id for one in known]
+    assert differing == []
