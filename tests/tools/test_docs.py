@@ -80,14 +80,20 @@ def test_figures_come_from_the_results_with_their_conditions(tmp_path, monkeypat
     machine = {"device": "H200", "torch": "2.11", "transformers": "5.17", "date": "2026-11-29"}
     cycles = {"num_cycles": 50, "evict_s_median": 0.0248, "return_s_median": 0.3099, "free_bytes_spread": 0}
     found = {"is_tiny": False, "machine": machine, "model": {"bytes": 15_200_000_000}, "cycles": cycles}
-    (tmp_path / "residency.json").write_text(json.dumps(found))
+    (tmp_path / "h200-residency.json").write_text(json.dumps(found))
     monkeypatch.setattr(figures, "RESULTS", tmp_path)
 
     about, rows = figures.residency()
 
     assert about == "H200, torch 2.11, transformers 5.17, 2026-11-29, 15.2 GB bf16"
-    assert dict(rows)["steps aside for an image model (median of the cycles)"] == "25 ms"
-    assert dict(rows)["comes back from host memory, and writes 4 tokens"] == "0.31 s"
+    assert dict(rows)["50 cycles, median: away / back"] == "25 ms / 0.31 s"
+
+
+def test_a_run_of_a_tiny_model_gives_no_figures(tmp_path, monkeypatch):
+    (tmp_path / "residency.json").write_text(json.dumps({"is_tiny": True}))
+    monkeypatch.setattr(figures, "RESULTS", tmp_path)
+
+    assert figures.residency() is None
 
 
 def test_every_claim_is_told_in_chinese_with_the_same_numbers():
