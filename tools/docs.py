@@ -42,17 +42,6 @@ This page is generated from `runtime/claims.json`.
 """
 CLAIMS_HEAD = ("id", "claim", "is", "what is true", "here")
 
-CLAIMS_INTRO_ZH = """\
-# 流行文章说了什么
-
-有三篇流行的文章讲如何在一张显卡上快速运行 27B 模型，其中许多说法不成立，或只在某个版本成立。
-下面逐条列出可以核实的说法、事实如何，以及本插件的做法。
-命令行里也能查到（英文）：`python -m runtime doctor --claims flash-attn`。
-
-本页由 `tools/claims_zh.json` 生成。
-"""
-CLAIMS_HEAD_ZH = ("编号", "说法", "是否属实", "事实", "本插件")
-
 
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 """Head and rows, in English."""
@@ -177,9 +166,9 @@ def figure_list() -> Table:
 
 def claims_page(language: str = "en") -> str:
     """docs/claims.md, or its Chinese twin."""
-    intro, head = (CLAIMS_INTRO, CLAIMS_HEAD) if language == "en" else (CLAIMS_INTRO_ZH, CLAIMS_HEAD_ZH)
+    head = [translated(one, language) for one in CLAIMS_HEAD]
     twins: dict[str, list[str]] = {} if language == "en" else json.loads(CLAIMS_DATA_ZH.read_text(encoding="utf-8"))
-    parts = [intro]
+    parts = [translated(CLAIMS_INTRO, language)]
     for write_up in claims.write_ups():
         rows = []
         for one in write_up.claims:
