@@ -94,3 +94,39 @@ def test_llamacpp_writes_exactly_as_many_tokens_in_both(comfy, gguf_path, tmp_pa
     for row in (by_node, by_command):
         believable(row)
         assert row["step_bytes"] == pytest.approx(gguf_path.stat().st_size, rel=0.1)
+
+
+def benchmark(**inputs):
+    """The API form of an LLM Benchmark node on the model of node 1; another seed of sizes makes it run again."""
+    defaults = {**SIZE, "warmup": random.SystemRandom().randrange(2, 9), "check": False, "with_stage": False}
+    return {"class_type": "ResidentBenchmark", "inputs": {"llm": ["1", 0], **defaults, **inputs}}
+
+
+def test_two_loaders_are_measured_side_by_side(scripted):
+    loaders = {"1": load_llm("script-markup"), "4": load_llm("script-long")}
+
+    run = scripted.run_prompt({**loaders, "2": benchmark(llm_2=["4", 0])})
+
+    assert run.status == "success", run.error
+    [file] = run.outputs["2"]["file"]
+    rows = json.loads(Path(file).read_text())["rows"]
+    assert [(Path(row["model"]).name, row["errors"]) for row in rows] == [("script-markup", []), ("script-long", [])]
+
+
+def test_an_interrupt_keeps_the_rows_that_were_done(scripted):
+    folder = scripted.base / "output" / "resident_llm_bench"
+    before = set(folder.glob("*.json"))
+
+    def stop_in_the_second_row(event):
+        new = set(folder.glob("*.json")) - before
+        if new and event.type == "progress":
+            scripted.interrupt()
+
+    prompt = {"1": load_llm("script-long"), "2": benchmark(contexts="64, 128, 256", repeats=3, output_tokens=64)}
+    run = scripted.run_prompt(prompt, on_event=stop_in_the_second_row)
+
+    [file] = set(folder.glob("*.json")) - before
+    rows = json.loads(file.read_text())["rows"]
+    assert run.status == "interrupted"
+    assert 1 <= len(rows) < 3
+    assert rows[0]["errors"] == []
