@@ -22,7 +22,7 @@ from ..models.info import read_model
 from ..request import ModelSpec
 from ..runtime import get
 
-QUALITY_CONTEXT = 10240
+QUALITY_CONTEXT = 12288
 """Tokens that the longest of the 25 prompts and its answer fit in, even where a letter is a token."""
 
 HELP = "Measure models side by side, or `bench compare A.json B.json` for what changed."
