@@ -7,10 +7,12 @@ from comfy_api.latest import ComfyExtension, io
 from . import host
 from .benchmark import Benchmark
 from .generate import Generate
+from .lines import Lines
 from .load import LoadLLM
 from .load_exllamav2 import LoadExLlamaV2
 from .memory import Free
 from .prompt import LLMPrompt
+from .review import Review
 from .sampling import LLMSampling
 from .server import ConnectServer
 
@@ -21,6 +23,8 @@ NODES: tuple[type[io.ComfyNode], ...] = (
     LLMPrompt,
     LLMSampling,
     Generate,
+    Lines,
+    Review,
     Free,
     Benchmark,
 )
@@ -31,7 +35,9 @@ class Extension(ComfyExtension):
 
     async def on_load(self) -> None:
         host.register_folders()
+        host.carry_texts("ResidentGenerate")
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         host.register_folders()
+        host.carry_texts("ResidentGenerate")
         return list(NODES)

@@ -78,7 +78,7 @@ def _clip() -> Iterator[tuple[str, Shape]]:
 
 
 def _taesd(name: str, kinds: str, first: int, last: int) -> Iterator[tuple[str, Shape]]:
-    """Layers by letter: i, o first and last convolution, c one without bias, b a residual block, - one without weights."""
+    """Layers by letter: i, o first and last convolution, c one without bias, b a residual block, - no weights."""
     for index, kind in enumerate(kinds):
         if kind in "io":
             yield from _layer(f"{name}.{index}", *((64, first) if kind == "i" else (last, 64)), 3, 3)
