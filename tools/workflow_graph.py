@@ -18,7 +18,7 @@ from tools.fault import Fault
 Info = Mapping[str, Any]
 """What /object_info says, by node type."""
 
-PACK, CORE = "resident-llm", "comfy-core"
+PACK, CORE, CORE_VERSION = "resident-llm", "comfy-core", "0.3.64"
 WIDGET_TYPES = ("INT", "FLOAT", "STRING", "BOOLEAN", "COMBO")
 NOTES = ("Note", "MarkdownNote")
 AFTER_GENERATE = "fixed"
@@ -32,7 +32,7 @@ MIN_HEIGHTS = {"SaveImage": 300, "PreviewImage": 300, "PreviewAny": 180}
 
 @dataclass(frozen=True)
 class Node:
-    """One node. `values` holds its inputs by name: a widget's value, or a Link."""
+    """One node. `values` holds its inputs by name: a widget's value, or a Link; `number` is an id that must stay."""
 
     name: str
     type: str
@@ -41,6 +41,7 @@ class Node:
     width: int = 360
     height: int | None = None
     models: Sequence[Mapping[str, str]] = ()
+    number: int | None = None
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ def _default(options: Mapping[str, Any]) -> Any:
         return options["default"]
     if "options" in options:
         return options["options"][0]
-    return "" if "min" not in options else options["min"]
+    return options.get("min", "")
 
 
 def size_of(info: Info, node: Node) -> tuple[int, int]:
@@ -124,7 +125,7 @@ def size_of(info: Info, node: Node) -> tuple[int, int]:
 
 def build(workflow: Workflow, info: Info, version: str) -> dict[str, Any]:
     """The workflow as ComfyUI saves it (schema 0.4)."""
-    ids = {node.name: number for number, node in enumerate(workflow.nodes(), 1)}
+    ids = {node.name: node.number or number for number, node in enumerate(workflow.nodes(), 1)}
     links: list[list[Any]] = []
     nodes: list[dict[str, Any]] = []
     groups: list[dict[str, Any]] = []
@@ -146,6 +147,7 @@ def build(workflow: Workflow, info: Info, version: str) -> dict[str, Any]:
             groups.append({**one, "color": group.color, "font_size": 24, "flags": {}})
         left = x - GAP + PAD + GAP
     _fill_outputs(nodes, links)
+    nodes.sort(key=lambda node: int(node["id"]))
     return {
         "id": str(uuid.uuid5(uuid.NAMESPACE_URL, f"{PACK}/{workflow.name}")),
         "revision": 0,
@@ -161,7 +163,13 @@ def build(workflow: Workflow, info: Info, version: str) -> dict[str, Any]:
 
 
 def _entry(
-    node: Node, ids: Mapping[str, int], links: list[list[Any]], info: Info, version: str, pos: list[int], size: list[int]
+    node: Node,
+    ids: Mapping[str, int],
+    links: list[list[Any]],
+    info: Info,
+    version: str,
+    pos: list[int],
+    size: list[int],
 ) -> dict[str, Any]:
     number = ids[node.name]
     entry: dict[str, Any] = {"id": number, "type": node.type, "pos": pos, "size": size, "flags": {}}
@@ -176,7 +184,7 @@ def _entry(
     ours = str(info[node.type]["python_module"]).startswith("custom_nodes.")
     entry["properties"] = {
         "cnr_id": PACK if ours else CORE,
-        "ver": version if ours else info_version(info),
+        "ver": version if ours else CORE_VERSION,
         "Node name for S&R": node.type,
     }
     if node.models:
@@ -191,9 +199,8 @@ def _entry(
         if is_optional and not widget:
             socket["shape"] = 7
         if isinstance(value, Link):
-            source = next(one for one in ids if one == value.node)
             socket["link"] = len(links) + 1
-            links.append([len(links) + 1, ids[source], value.output, number, len(entry["inputs"]), input_type])
+            links.append([len(links) + 1, ids[value.node], value.output, number, len(entry["inputs"]), input_type])
         elif not is_optional:
             raise Fault(f"{node.name}: nothing is wired into {name}.")
         entry["inputs"].append(socket)
@@ -201,9 +208,7 @@ def _entry(
     for name, output_type, is_list in zip(
         described["output_name"], described["output"], described["output_is_list"], strict=True
     ):
-        entry["outputs"].append(
-            {"name": name, "type": output_type, **({"shape": 6} if is_list else {}), "links": []}
-        )
+        entry["outputs"].append({"name": name, "type": output_type, **({"shape": 6} if is_list else {}), "links": []})
     values = []
     for name, options in widgets_of(info, node.type):
         value = given.pop(name, None)
@@ -226,11 +231,6 @@ def _fill_outputs(nodes: Sequence[dict[str, Any]], links: list[list[Any]]) -> No
         by_id[source]["outputs"][slot]["links"].append(number)
         link[2] = slot
         link[5] = by_id[source]["outputs"][slot]["type"]
-
-
-def info_version(info: Info) -> str:
-    """The version that core nodes are stamped with."""
-    return str(info.get("_comfyui_version", "0.3.64"))
 
 
 def to_prompt(workflow: Mapping[str, Any], info: Info) -> dict[str, Any]:
