@@ -370,24 +370,25 @@ def cycles(bench: Bench, stop_at_s: float) -> None:
 
 
 def prefix_reuse(bench: Bench) -> None:
-    """TTFT of a long prompt cold, and of the same beginning with another end warm; the bound is two steps + 20 ms."""
+    """TTFT of a long prompt cold; of the same again; of the same beginning with other ends. Medians of three.
+
+    The bound on the two warm ones is two decode steps + 20 ms.
+    """
     rows = []
     for length in PREFIXES if not bench.args.tiny else (512,):
         if bench.left_s() < 20:
             break
-        head = f"{length} " + "lorem ipsum " * (length // 12)
-        texts = [head[: length - 60] + tail for tail in (" first question, please", " second question, then")]
-        row: dict[str, Any] = {"num_prompt_tokens": None}
-        for name, text in zip(("cold", "warm"), texts, strict=True):
-            _, end, _ = bench.generate(text, 24)
-            row["num_prompt_tokens"] = end.num_prompt_tokens
-            row |= {
-                f"{name}_ttft_s": end.timings.ttft_s,
-                f"{name}_num_cached_tokens": end.num_cached_tokens,
-                f"{name}_tpot_s": end.timings.tpot_s,
-            }
-        row["warm_bound_s"] = 2 * row["warm_tpot_s"] + 0.020
-        row["is_within_bound"] = row["warm_ttft_s"] <= row["warm_bound_s"]
+        head = (f"{length} " + "lorem ipsum " * (length // 12))[: length - 60]
+        ends = [bench.generate(f"{head} first question, please", 24)[1]]
+        again = [bench.generate(f"{head} first question, please", 24)[1] for _ in range(3)]
+        other = [bench.generate(f"{head} {word} question, then", 24)[1] for word in ("second", "third", "fourth")]
+        step_s = statistics.median(end.timings.tpot_s for end in again + other)
+        row: dict[str, Any] = {"num_prompt_tokens": ends[0].num_prompt_tokens, "decode_step_s": step_s}
+        for name, found in (("cold", ends), ("same_again", again), ("other_end", other)):
+            row[f"{name}_ttft_s"] = statistics.median(end.timings.ttft_s for end in found)
+            row[f"{name}_num_cached_tokens"] = found[-1].num_cached_tokens
+        row["warm_bound_s"] = bound_s = 2 * step_s + 0.020
+        row["is_within_bound"] = max(row["same_again_ttft_s"], row["other_end_ttft_s"]) <= bound_s
         rows.append(row)
     bench.record("prefix_reuse", rows)
 

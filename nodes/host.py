@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,6 +20,7 @@ from server import PromptServer
 from ..runtime import ModelSpec, Runtime, get, profiles
 from ..runtime.errors import OutOfMemory
 from ..runtime.events import Event
+from ..runtime.monitor import Monitor
 from . import residency, travel
 from .last_use import LastUse
 from .live import Live, Message
@@ -52,9 +53,41 @@ def _notify(text: str) -> None:
 _last_use = LastUse(lambda spec: runtime().evict(spec))
 
 
+_monitor: Monitor | None = None
+
+
+def monitor() -> Monitor:
+    """The process's monitor, made on first use."""
+    global _monitor
+    if _monitor is None:
+        _monitor = Monitor(runtime(), list_devices=_shown_devices, is_kept=_last_use.is_kept)
+    return _monitor
+
+
+def keep(spec: ModelSpec, is_kept: bool) -> None:
+    """Have a model that is to leave after its run stay, or leave again."""
+    _last_use.keep(spec, is_kept)
+
+
+def _shown_devices() -> list[str]:
+    return [name for name in devices()[1:] if name != "cpu"] or ["cpu"]
+
+
+def add_route(method: str, path: str, handler: Callable[[Any], Awaitable[Any]]) -> None:
+    """Serve a path on ComfyUI's server; one that is served already stays. ComfyUI adds its twin below /api."""
+    routes = PromptServer.instance.routes
+    if not any((one.method, one.path) == (method, path) for one in routes if hasattr(one, "path")):
+        routes.route(method, path)(handler)
+
+
+def prompt_id() -> str:
+    """The prompt that is being run."""
+    return str(PromptServer.instance.last_prompt_id)
+
+
 def begin_prompt() -> None:
     """A node that is asked at the start of each prompt says so; models that were to leave by now leave."""
-    _last_use.begin(str(PromptServer.instance.last_prompt_id))
+    _last_use.begin(prompt_id())
 
 
 @contextlib.contextmanager
@@ -63,7 +96,7 @@ def using(hidden: Any, specs: Iterable[ModelSpec]) -> Iterator[None]:
     try:
         yield
     finally:
-        _last_use.used(str(PromptServer.instance.last_prompt_id), hidden.prompt, hidden.unique_id, specs)
+        _last_use.used(prompt_id(), hidden.prompt, hidden.unique_id, specs)
 
 
 _answers = travel.Answers()

@@ -66,7 +66,18 @@ class LastUse:
         self._prompt_id: str | None = None
         self._done: set[str] = set()
         self._waiting: dict[ModelSpec, None] = {}
+        self._kept: set[ModelSpec] = set()
         self._lock = threading.RLock()
+
+    def keep(self, spec: ModelSpec, is_kept: bool) -> None:
+        """Have a model stay after its last use for now, whatever its `when_idle` says; or no longer so."""
+        with self._lock:
+            (self._kept.add if is_kept else self._kept.discard)(spec)
+            if is_kept:
+                self._waiting.pop(spec, None)
+
+    def is_kept(self, spec: ModelSpec) -> bool:
+        return spec in self._kept
 
     def begin(self, prompt_id: str) -> None:
         """A prompt may have begun: what the one before left waiting goes."""
@@ -81,8 +92,8 @@ class LastUse:
     def used(self, prompt_id: str, prompt: Prompt | None, node: str, specs: Iterable[ModelSpec]) -> None:
         """A node has run, well or not, with these models."""
         self.begin(prompt_id)
-        leaving = [spec for spec in dict.fromkeys(specs) if spec.when_idle != "keep"]
         with self._lock:
+            leaving = [spec for spec in dict.fromkeys(specs) if spec.when_idle != "keep" and spec not in self._kept]
             self._done.add(node)
             is_last = prompt is None or node not in prompt or consumers(prompt, node) <= self._done
             for spec in leaving:

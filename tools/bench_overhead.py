@@ -63,7 +63,8 @@ def one_round(engine: Engine, ids: torch.Tensor, num_tokens: int) -> tuple[list[
     """Seconds of each decode step, (bare, ours); the first steps, which are prefill, are left out."""
     loops = bare(engine._model, ids), ours(engine, num_tokens + 16)  # type: ignore[attr-defined]
     for loop in loops:
-        next(loop)
+        if next(loop, "ended") == "ended":
+            raise SystemExit("The model gave no text. Choose a model that answers.")
     pairs = [tuple(map(step_s, loops if at % 2 else loops[::-1])) for at in range(num_tokens - 1)]
     ordered = [pair if at % 2 else pair[::-1] for at, pair in enumerate(pairs)]
     for loop in loops:

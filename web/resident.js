@@ -1,6 +1,7 @@
-// Resident LLM in the browser: live text on Generate Text.
+// Resident LLM in the browser: live text on Generate Text, and the monitor in the sidebar.
 import { app } from "../../scripts/app.js";
 import { api } from "../../scripts/api.js";
+import { MonitorData, MonitorPanel, Poller } from "./monitor.mjs";
 import { REVIEW, addReview, showReview } from "./review.mjs";
 import { StreamText, StreamView } from "./stream.mjs";
 import { takeTexts } from "./travel.mjs";
@@ -144,5 +145,83 @@ app.registerExtension({
       if (!text.isRunning) text.recall(answers);
     }
     for (const key of texts.keys()) draw(key);
+  },
+});
+
+const TAB = "resident-llm-monitor";
+const ROUTES = "/resident/v1";
+
+const data = new MonitorData();
+let panel = null; // while the sidebar shows it
+
+const poller = new Poller(async () => {
+  try {
+    const reply = await api.fetchApi(`${ROUTES}/monitor?${data.query}`);
+    if (!reply.ok) return panel?.say(`The server does not tell the state (${reply.status}).`);
+    data.take(await reply.json());
+    showBadge();
+    panel?.render();
+  } catch (error) {
+    panel?.say(`The server does not answer: ${error.message}`);
+  }
+});
+
+/** Do what a button says; a sentence comes back. */
+async function act(route, body) {
+  try {
+    const options = { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) };
+    const reply = await api.fetchApi(`${ROUTES}/${route}`, options);
+    const { done, error } = await reply.json();
+    return done ?? error;
+  } catch (error) {
+    return `The server does not answer: ${error.message}`;
+  } finally {
+    poller.now();
+  }
+}
+
+/** The tab's badge is a text in the page's store: the store draws it anew when it changes, a function it asks once. */
+function showBadge() {
+  const em = app.extensionManager;
+  const tabs = em.getSidebarTabs?.() ?? em.sidebarTab?.sidebarTabs ?? [];
+  const tab = tabs.find((one) => one.id === TAB);
+  if (tab) tab.iconBadge = data.fullest === null ? null : `${data.fullest}%`;
+}
+
+app.registerExtension({
+  name: "resident-llm.monitor",
+
+  setup() {
+    const em = app.extensionManager;
+    const register = em.sidebarTab?.registerSidebarTab ?? em.registerSidebarTab;
+    register.call(em.sidebarTab ?? em, {
+      id: TAB,
+      icon: "pi pi-microchip-ai",
+      iconBadge: "",
+      title: "LLM",
+      label: "LLM",
+      tooltip: "LLM Monitor",
+      type: "custom",
+      render(element) {
+        panel = new MonitorPanel(data, act);
+        element.style.height = "100%";
+        element.replaceChildren(panel.element);
+        panel.render();
+        poller.open();
+      },
+      destroy() {
+        panel = null;
+        poller.close();
+      },
+    });
+    api.addEventListener("status", ({ detail }) => {
+      const left = detail?.exec_info?.queue_remaining;
+      if (left !== undefined) poller.setRunning(left > 0);
+    });
+    api.addEventListener("execution_start", () => poller.setRunning(true));
+    for (const end of ["execution_success", "execution_error", "execution_interrupted"]) {
+      api.addEventListener(end, () => poller.after(250));
+    }
+    poller.now(); // for the badge
   },
 });

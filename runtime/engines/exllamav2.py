@@ -136,14 +136,16 @@ class ExLlamaV2Engine:
         self._loras = wanted
 
     def _load_lora(self, lora: Lora) -> Any:
-        folder, strength = lora
-        if not (Path(folder) / "adapter_config.json").is_file():
+        """The SDK's object; never from the pickle that its own `from_directory` would take first."""
+        folder, strength = Path(lora[0]), lora[1]
+        config, weights = folder / "adapter_config.json", folder / "adapter_model.safetensors"
+        if not config.is_file():
             raise ModelNotFound(f"{folder} is no LoRA: it has no adapter_config.json. Choose a PEFT folder.")
-        if not (Path(folder) / "adapter_model.safetensors").is_file():
+        if not weights.is_file():
             raise ModelUnsupported(
-                f"{folder} has no adapter_model.safetensors; other formats may run code. Convert it."
+                f"{folder} has no adapter_model.safetensors; other formats may run code when opened. Convert it."
             )
-        return self._parts.sdk.package.ExLlamaV2Lora.from_directory(self._parts.model, folder, strength)
+        return self._parts.sdk.package.ExLlamaV2Lora(self._parts.model, str(config), str(weights), strength)
 
     def trim(self, num_bytes: int) -> int:
         """Give the whole KV cache back; it comes back empty with the next request."""

@@ -39,7 +39,8 @@ from .precision import matmul_sums
 from .sampling import Sampler
 from .torch_device import name_of
 from .transformers_cache import LiveCache
-from .transformers_load import load_model, translate_errors
+from .transformers_gguf import load_gguf
+from .transformers_load import load_folder, translate_errors
 from .transformers_plan import Plan, plan
 
 log = logging.getLogger(__name__)
@@ -264,7 +265,8 @@ def load(spec: ModelSpec) -> Loading:
     settled = plan(spec)
     prompter = _prompter(settled)
     try:
-        model, warnings = yield from load_model(settled, spec.attention)
+        load_weights = load_gguf if settled.model.format == "gguf" else load_folder
+        model, warnings = yield from load_weights(settled, spec.attention)
         _check_rows(settled, model, prompter)
         info = EngineInfo(
             engine="transformers",
@@ -276,6 +278,7 @@ def load(spec: ModelSpec) -> Loading:
             kv_cache=name_of(settled.kv_dtype),
             capabilities=Capabilities(has_logits=True, has_prefix_reuse=True),
             warnings=(*settled.warnings, *warnings),
+            details={"num_offloaded_layers": _num_elsewhere(model, settled.device)},
         )
         engine = TransformersEngine(model, prompter, settled, info)
         engine.warm_up()
@@ -284,6 +287,12 @@ def load(spec: ModelSpec) -> Loading:
         model = engine = None
         gc.collect()
         raise
+
+
+def _num_elsewhere(model: Any, device: torch.device) -> int:
+    """Layers with a weight off the device."""
+    layers = next((one for one in model.modules() if isinstance(one, torch.nn.ModuleList)), [model])
+    return sum(any(weight.device.type != device.type for weight in layer.parameters()) for layer in layers)
 
 
 def _prompter(settled: Plan) -> Prompter:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import logging
 import re
 from collections.abc import Generator, Iterator, Mapping
@@ -13,13 +12,13 @@ from typing import Any
 import torch
 import transformers
 
-from ..errors import EngineUnavailable, ModelLoadFailed, ModelUnsupported, OutOfMemory, ResidentError
+from ..errors import ModelLoadFailed, ModelUnsupported, OutOfMemory, ResidentError
 from ..events import LoadProgress
 from ..models.info import ModelInfo, text_config
 from ..models.quantised import why_not_in_transformers
 from ..models.safetensors_header import TensorHeader
 from .transformers_attention import choose_attention
-from .transformers_plan import Plan, check_gguf_fits
+from .transformers_plan import Plan
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +60,7 @@ def translate_errors(doing: str, fault: type[ResidentError] = ModelLoadFailed) -
             raise OutOfMemory(
                 f"This machine's memory ran out while {doing}. Choose a smaller model or context."
             ) from error
-        raise fault(f"Torch failed while {doing}: {_first_line(error)}") from error
+        raise fault(f"Torch failed while {doing}: {first_line(error)}") from error
 
 
 def read_tensor(header: TensorHeader) -> torch.Tensor:
@@ -92,7 +91,7 @@ def load_config(info: ModelInfo) -> Any:
     try:
         config = transformers.AutoConfig.from_pretrained(info.path, local_files_only=True, trust_remote_code=False)
     except (ValueError, OSError, TypeError, AttributeError, KeyError) as error:
-        raise ModelLoadFailed(f"config.json of {Path(info.path).name} is not usable: {_first_line(error)}") from error
+        raise ModelLoadFailed(f"config.json of {Path(info.path).name} is not usable: {first_line(error)}") from error
     if not IS_V5:
         _restore_rope(config, info.config)
     return config
@@ -128,7 +127,7 @@ def text_class(config: Any, name: str) -> tuple[Any, Any]:
 
 def build(model_class: Any, config: Any, tensors: dict[str, torch.Tensor], dtype: torch.dtype, attention: str) -> Any:
     """The model made of `tensors` by transformers' own rules; raises ModelLoadFailed for what lacks or does not fit."""
-    with _no_progress_bar(), torch.inference_mode(False), torch.no_grad():
+    with no_progress_bar(), torch.inference_mode(False), torch.no_grad():
         model, found = model_class.from_pretrained(
             None,
             config=config,
@@ -139,11 +138,11 @@ def build(model_class: Any, config: Any, tensors: dict[str, torch.Tensor], dtype
             ignore_mismatched_sizes=True,
             local_files_only=True,
         )
-    _check_found(found, len(list(model.parameters())))
+    check_found(found, len(list(model.parameters())))
     return model
 
 
-def _check_found(found: Mapping[str, Any], num_parameters: int) -> None:
+def check_found(found: Mapping[str, Any], num_parameters: int) -> None:
     if missing := sorted(found["missing_keys"]):
         raise ModelLoadFailed(
             f"{len(missing)} of {num_parameters} weights are missing from the model's files, the first is "
@@ -158,7 +157,7 @@ def _check_found(found: Mapping[str, Any], num_parameters: int) -> None:
             f"{list(wanted)}. Download config.json again."
         )
     if errors := found.get("error_msgs"):
-        raise ModelLoadFailed(f"The weights could not be loaded: {_first_line(errors[0])}")
+        raise ModelLoadFailed(f"The weights could not be loaded: {first_line(errors[0])}")
     if unexpected := found["unexpected_keys"]:
         log.info("%d tensors are not used, for example %s", len(unexpected), min(unexpected))
 
@@ -292,7 +291,7 @@ def _move_buffers(model: Any, device: torch.device) -> None:
 
 
 @contextlib.contextmanager
-def _no_progress_bar() -> Iterator[None]:
+def no_progress_bar() -> Iterator[None]:
     """Transformers' own bar would write into the host's log; it is as it was afterwards."""
     from transformers.utils import logging as hf_logging
 
@@ -305,15 +304,13 @@ def _no_progress_bar() -> Iterator[None]:
             hf_logging.enable_progress_bar()
 
 
-def _first_line(error: object) -> str:
+def first_line(error: object) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def load_model(plan: Plan, attention: str) -> Generator[LoadProgress, None, tuple[Any, tuple[str, ...]]]:
+def load_folder(plan: Plan, attention: str) -> Generator[LoadProgress, None, tuple[Any, tuple[str, ...]]]:
     """Yield progress, return (model on its device in eval mode, warnings)."""
     info = plan.model
-    if info.format == "gguf":
-        return (yield from load_gguf(plan, attention))
     if info.quant_method is not None:
         return (yield from _load_quantised(plan, attention))
     model_class, config = text_class(load_config(info), plan.name)
@@ -331,7 +328,7 @@ def _load_quantised(plan: Plan, attention: str) -> Generator[LoadProgress, None,
     model_class, _ = text_class(load_config(info), plan.name)
     attention, warning = choose_attention(attention, model_class, plan.device, plan.dtype)
     yield LoadProgress(done=0, total=info.weights_bytes)
-    with _no_progress_bar(), torch.inference_mode(False), translate_errors("loading the weights"):
+    with no_progress_bar(), torch.inference_mode(False), translate_errors("loading the weights"):
         try:
             model, found = model_class.from_pretrained(
                 info.path,
@@ -343,35 +340,9 @@ def _load_quantised(plan: Plan, attention: str) -> Generator[LoadProgress, None,
                 trust_remote_code=False,
             )
         except ImportError as error:
-            raise ModelUnsupported(f"{plan.name} is quantised by {info.quant_method}: {_first_line(error)}") from error
+            raise ModelUnsupported(f"{plan.name} is quantised by {info.quant_method}: {first_line(error)}") from error
         except (ValueError, OSError) as error:
-            raise ModelLoadFailed(f"{plan.name} could not be loaded: {_first_line(error)}") from error
-    _check_found(found, len(list(model.parameters())))
+            raise ModelLoadFailed(f"{plan.name} could not be loaded: {first_line(error)}") from error
+    check_found(found, len(list(model.parameters())))
     yield LoadProgress(done=info.weights_bytes, total=info.weights_bytes)
-    return model.eval(), (warning,) if warning else ()
-
-
-def load_gguf(plan: Plan, attention: str) -> Generator[LoadProgress, None, tuple[Any, tuple[str, ...]]]:
-    """The file's weights dequantised."""
-    if lacking := [name for name in ("gguf", "accelerate") if importlib.util.find_spec(name) is None]:
-        raise EngineUnavailable(f"A GGUF file needs {' and '.join(lacking)}. Try: pip install {' '.join(lacking)}")
-    check_gguf_fits(plan)
-    info, path = plan.model, Path(plan.model.path)
-    options: dict[str, Any] = {"gguf_file": path.name, "local_files_only": True}
-    yield LoadProgress(done=0, total=info.weights_bytes)
-    with _no_progress_bar(), torch.inference_mode(False), translate_errors("loading the weights"):
-        try:
-            config = transformers.AutoConfig.from_pretrained(path.parent, **options)
-            model_class, _ = text_class(config, plan.name)
-            attention, warning = choose_attention(attention, model_class, plan.device, plan.dtype)
-            if hasattr(transformers, "GgufConfig"):
-                options["quantization_config"] = transformers.GgufConfig(dequantize=True)
-            model, found = model_class.from_pretrained(
-                path.parent, dtype=plan.dtype, attn_implementation=attention, output_loading_info=True, **options
-            )
-        except (ValueError, OSError, KeyError, NotImplementedError) as error:
-            raise ModelLoadFailed(f"{plan.name} could not be loaded: {_first_line(error)}") from error
-    _check_found(found, len(list(model.parameters())))
-    yield LoadProgress(done=info.weights_bytes, total=info.weights_bytes)
-    yield from move(model, plan.device)
     return model.eval(), (warning,) if warning else ()

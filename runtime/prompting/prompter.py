@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +24,11 @@ _CACHE = TokenizerCache(size=4)
 _SWITCHES = ("enable_thinking", "thinking")
 """What chat templates call their switch for thinking."""
 
+NUM_RECENT = 8
+"""Encoded prompts that a prompter remembers."""
+CLOCK = "strftime_now"
+"""A template with it gives another text at another time."""
+
 
 class Prompter:
     """Turns prompts into ids, and ids into text, for one model."""
@@ -35,6 +41,7 @@ class Prompter:
         self._ids = {token.content: one for one, token in self._added.items()}
         self._templates: dict[str | None, ChatTemplate] = {}
         self._tails: dict[str, int | None] = {}
+        self._recent: OrderedDict[Prompt, Encoded] = OrderedDict()
         self._tags = find_tags("".join(model.templates.values()), self._ids)
         self.vocab_size = model.vocab_size
 
@@ -44,8 +51,21 @@ class Prompter:
         return cls(_CACHE.get(Path(model)))
 
     def encode(self, prompt: Prompt) -> Encoded:
-        """The prompt's ids, its rendered text, and what ends its answer; raises TemplateFailed."""
+        """The prompt's ids, its rendered text, and what ends its answer; raises TemplateFailed.
+
+        The last few are remembered: a graph that runs again need not encode a long prompt again.
+        """
+        if (known := self._recent.get(prompt)) is not None:
+            return known
         template = self._template(prompt.template)
+        encoded = self._encode(prompt, template)
+        if CLOCK not in template.source:
+            self._recent[prompt] = encoded
+            while len(self._recent) > NUM_RECENT:
+                self._recent.popitem(last=False)
+        return encoded
+
+    def _encode(self, prompt: Prompt, template: ChatTemplate) -> Encoded:
         tags = prompt.thinking_tags or self._tags
         options = _options(prompt, template)
         notes = list(self._unknown_marks(prompt, template))

@@ -52,7 +52,9 @@ def stub_modules(models_dir: Path) -> dict[str, types.ModuleType]:
             raise Interrupted
 
     management.throw_exception_if_processing_interrupted = throw_exception_if_processing_interrupted
-    server = types.SimpleNamespace(client_id=None, sockets={}, last_prompt_id="p", send_sync=MagicMock())
+    server = types.SimpleNamespace(
+        client_id=None, sockets={}, last_prompt_id="p", send_sync=MagicMock(), routes=MagicMock()
+    )
     paths: dict[str, tuple[list[str], set[str]]] = {}
     contents = {
         "comfy": {"model_management": management, "utils": MagicMock(), "__path__": []},

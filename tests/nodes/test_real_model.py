@@ -19,11 +19,15 @@ num_runs = itertools.count(1)
 def graph(model, user=SHORT, **inputs):
     """A short answer. The budget has no effect on this model; it only keeps the host's cache from answering."""
     values = {"max_tokens": 8, "thinking_budget": next(num_runs), **inputs}
-    return {"1": load_llm(model, engine="transformers"), "2": prompt_node(user), "3": generate(**values)}
+    return {
+        "1": load_llm(model, engine="transformers", context_len=1024),
+        "2": prompt_node(user),
+        "3": generate(**values),
+    }
 
 
 def long_text(chance):
-    return " ".join(f"word{chance.randrange(1000)}" for _ in range(250))
+    return " ".join(f"word{chance.randrange(1000)}" for _ in range(160))
 
 
 def test_streamed_text_equals_the_final_text_and_the_report_tells(comfy, model_path):

@@ -179,12 +179,8 @@ class Q4(Cache):
 
 
 class Lora:
-    def __init__(self, folder, strength):
-        self.folder, self.strength = folder, strength
-
-    @staticmethod
-    def from_directory(model, folder, strength=1.0):
-        return Lora(folder, strength)
+    def __init__(self, model, config_path, weights_path, strength):
+        self.strength = strength
 
 
 def package(config=Config, caches=(Cache, Q8, Q6, Q4)):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from runtime import GREEDY, ModelSpec, Prompt, Request, Runtime, Sampling, collect
-from runtime.engines import exllamav2, exllamav2_attention, exllamav2_load
+from runtime.engines import exllamav2, exllamav2_attention, exllamav2_load, exllamav2_sdk
 from runtime.engines.base import DecodeStep, Drop, FailedStep, Feed, PrefillStep, Work
 from runtime.engines.exllamav2_jobs import settings_for
 from runtime.errors import (
@@ -585,3 +585,41 @@ def test_loading_leaves_gradient_mode_and_the_host_alone_at_every_step(open_engi
 
     assert modes == [False, False]
     assert not torch.is_inference_mode_enabled()
+
+
+def test_the_hosts_stream_and_device_are_back_after_every_call_and_wait_for_the_sdks(monkeypatch):
+    waited, state = [], {"device": 1, "stream": SimpleNamespace(wait_stream=lambda other: waited.append(other))}
+    host = state["stream"]
+    for name, value in {
+        "is_available": lambda: True,
+        "current_device": lambda: state["device"],
+        "current_stream": lambda: state["stream"],
+        "set_device": lambda device: state.update(device=device),
+        "set_stream": lambda stream: state.update(stream=stream),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+
+    with pytest.raises(ZeroDivisionError), exllamav2_sdk.host_stream_kept():
+        torch.cuda.set_device(0)
+        torch.cuda.set_stream("the SDK's")
+        _ = 1 / 0
+
+    assert (state["device"], state["stream"], waited) == (1, host, ["the SDK's"])
+
+
+@pytest.mark.parametrize(
+    ("has_cuda", "device", "words"), [(False, "auto", "no CUDA device"), (True, "cuda:1", "CUDA_VISIBLE")]
+)
+def test_a_device_that_the_sdk_cannot_start_at_is_refused(monkeypatch, has_cuda, device, words):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_cuda)
+
+    with pytest.raises(EngineUnavailable, match=words):
+        exllamav2_load.resolve_device(device)
+
+
+def test_a_lora_that_is_only_a_pickle_is_refused(open_engine, tmp_path):
+    for name in ("adapter_config.json", "adapter_model.bin"):
+        (tmp_path / name).touch()
+
+    with pytest.raises(ModelUnsupported, match="may run code when opened"):
+        open_engine(options=(("loras", str(tmp_path)),))

@@ -5,7 +5,7 @@ import pytest
 from runtime import Message, Prompt
 from runtime.engines.base import StopEntry
 from runtime.errors import ModelLoadFailed
-from runtime.prompting.prompter import Prompter
+from runtime.prompting.prompter import NUM_RECENT, Prompter
 from tests.runtime.prompting.kinds import CHATML, sentencepiece, write_model
 
 R1 = CHATML.replace("assistant\n' }}", "assistant\n<think>\n' }}")
@@ -185,3 +185,23 @@ def test_damaged_files_are_named(tmp_path):
     (tmp_path / "generation_config.json").write_text("{", encoding="utf-8")
     with pytest.raises(ModelLoadFailed, match=r"generation_config\.json is not JSON"):
         Prompter.load(str(tmp_path))
+
+
+@pytest.mark.parametrize("clock, is_remembered", [("", True), ("{{ strftime_now('%Y') }}", False)])
+def test_a_prompt_is_encoded_once_unless_its_template_reads_the_clock(clock, is_remembered, make):
+    prompter = make(clock + "{% for m in messages %}{{ m.content }}{% endfor %}")
+
+    first, second = prompter.encode(Prompt.of("one")), prompter.encode(Prompt.of("one"))
+
+    assert first == second
+    assert (first is second) == is_remembered
+
+
+def test_only_the_last_few_encoded_prompts_are_remembered(make):
+    prompter = make("{% for m in messages %}{{ m.content }}{% endfor %}")
+    first = prompter.encode(Prompt.of("first"))
+
+    for number in range(NUM_RECENT):
+        prompter.encode(Prompt.of(f"another {number}"))
+
+    assert prompter.encode(Prompt.of("first")) is not first
