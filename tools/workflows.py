@@ -2,10 +2,12 @@
 
 python -m tools.workflows           write them
 python -m tools.workflows --check   say which are out of step, and exit 1
+python -m tools.workflows --golden  also keep a copy of those of this version that have none yet, with their values
 """
 
 from __future__ import annotations
 
+import json
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -14,10 +16,11 @@ from pathlib import Path
 from tools import locales
 from tools.comfyui import ROOT, ComfyUI
 from tools.fault import told
-from tools.workflow_graph import Info, build, dumps
+from tools.workflow_graph import Info, build, dumps, to_prompt
 from tools.workflow_set import WORKFLOWS
 
 FOLDER = ROOT / "workflows"
+GOLDEN = ROOT / "tests" / "golden"
 
 
 def version() -> str:
@@ -41,9 +44,21 @@ def stale(info: Info) -> dict[Path, str]:
     }
 
 
+def golden(info: Info) -> dict[Path, str]:
+    """Copies that this version lacks: the workflow, and its values by name. One that is there is never changed."""
+    files = {}
+    for one in WORKFLOWS:
+        path = GOLDEN / version() / f"{one.name}.json"
+        if not path.exists():
+            made = build(one, info, version())
+            files[path] = json.dumps({"workflow": made, "prompt": to_prompt(made, info)}, ensure_ascii=False) + "\n"
+    return files
+
+
 def main(argv: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory() as base, ComfyUI(base) as comfy:
-        found = stale(comfy.get("/object_info"))
+        info = comfy.get("/object_info")
+    found = stale(info) | (golden(info) if "--golden" in argv else {})
     for path, text in found.items():
         if "--check" in argv:
             name = path.relative_to(ROOT)
