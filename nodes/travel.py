@@ -74,12 +74,17 @@ def signature(prompt: Mapping[str, Any], node_id: str) -> str:
             node = prompt.get(one) or {}
             inputs = node.get("inputs") or {}
             values = [(name, _linked(value), value) for name, value in sorted(inputs.items())]
-            told = [(name, [visit(at[0]), at[1]] if at else value) for name, at, value in values]
+            told = [(name, [visit(at[0]), at[1]] if at else _plain(value)) for name, at, value in values]
             text = json.dumps([node.get("class_type"), told], sort_keys=True, default=str)
             marks[one] = hashlib.sha256(text.encode()).hexdigest()
         return marks[one]
 
     return visit(str(node_id))
+
+
+def _plain(value: Any) -> Any:
+    """The value with 1.0 as 1: ComfyUI turns numbers into the type of their widget between queueing and running."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _linked(value: Any) -> tuple[str, int] | None:

@@ -70,6 +70,11 @@ def test_a_node_that_will_not_run_again_has_its_answer_filled_in(travel):
     assert text_of(travel, graph, "4") == {"4": ["a lighthouse"]}
 
 
+def test_a_number_that_comfyui_has_given_its_type_is_the_same_number(travel):
+    assert travel.signature(prompt(seed=-1), "4") == travel.signature(prompt(seed=-1.0), "4")
+    assert travel.signature(prompt(seed=0.5), "4") != travel.signature(prompt(seed=0), "4")
+
+
 @pytest.mark.parametrize("changed", [prompt(seed=2), prompt(user="a dog"), {}, None])
 def test_a_changed_node_has_its_old_answer_taken_out(travel, changed):
     answers, graph = travel.Answers(), workflow()

@@ -116,14 +116,21 @@ def test_the_server_stage_goes_on_to_an_image(server, info):
     assert len(images_of(server, run)) == 1
 
 
-def test_a_missing_checkpoint_is_told_before_anything_runs(server, info):
-    prompt = to_prompt(read(FOLDER / "02-prompt-to-image.json"), info)
+def test_a_missing_checkpoint_is_told_at_once_and_the_text_is_made_all_the_same(server, info):
+    """ComfyUI marks the loader, leaves the image out, and runs what else there is."""
+    prompt = quick(to_prompt(read(FOLDER / "02-prompt-to-image.json"), info))
+    for node in prompt.values():
+        if node["class_type"] == "CheckpointLoaderSimple":
+            node["inputs"]["ckpt_name"] = "nowhere.safetensors"
 
+    told = server.post("/prompt", {"prompt": prompt})
     run = server.run_prompt(prompt)
 
-    assert run.status == "rejected"
-    told = json.dumps(run.error)
-    assert "ckpt_name" in told and "v1-5-pruned-emaonly-fp16.safetensors" in told and run.ran() == []
+    (node_errors,) = told["node_errors"].values()
+    assert node_errors["class_type"] == "CheckpointLoaderSimple"
+    assert "ckpt_name: 'nowhere.safetensors' not in" in node_errors["errors"][0]["details"]
+    assert run.status == "success"
+    assert images_of(server, run) == [] and any("report" in output for output in run.outputs.values())
 
 
 def test_a_missing_awq_model_is_told_with_what_there_is(server, info):
