@@ -114,7 +114,7 @@ def size_of(info: Info, node: Node) -> tuple[int, int]:
         return node.width, node.height
     if node.type in NOTES:
         lines = sum(1 + len(line) * 8 // (node.width - 40) for line in node.values["text"].splitlines())
-        return node.width, 60 + 22 * lines
+        return node.width, 60 + 18 * lines
     sockets = [one for one in inputs_of(info, node.type) if not is_widget(one[1], one[2])]
     height = 24 * max(len(sockets), len(info[node.type]["output"])) + 20
     for _, options in widgets_of(info, node.type):

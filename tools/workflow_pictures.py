@@ -19,7 +19,12 @@ from tools.screenshot import QUIET
 FOLDER, PICTURES = ROOT / "workflows", ROOT / "docs" / "img" / "workflows"
 SIZE, THUMBNAIL = (1600, 900), (480, 270)
 MAX_PICTURE_BYTES, MAX_THUMBNAIL_BYTES = 120_000, 60_000
-SETTINGS = {**QUIET, "Comfy.Workflow.ShowMissingModelsWarning": False}
+SETTINGS = {
+    **QUIET,
+    "Comfy.Workflow.ShowMissingModelsWarning": False,
+    "LiteGraph.Canvas.MinFontSizeForLOD": 0,
+    "LiteGraph.Canvas.LowQualityRenderingZoomThreshold": 0.1,
+}
 FIT = """() => {
     const nodes = app.graph.nodes, groups = app.graph._groups ?? [];
     const boxes = [...nodes.map((n) => [n.pos[0], n.pos[1] - 30, n.pos[0] + n.size[0], n.pos[1] + n.size[1]]),
@@ -27,20 +32,22 @@ FIT = """() => {
     const [left, top] = [0, 1].map((i) => Math.min(...boxes.map((box) => box[i])));
     const [right, bottom] = [2, 3].map((i) => Math.max(...boxes.map((box) => box[i])));
     const ds = app.canvas.ds;
-    ds.scale = Math.min((innerWidth - 120) / (right - left), (innerHeight - 120) / (bottom - top));
-    ds.offset = [90 / ds.scale - left, 90 / ds.scale - top];
+    ds.scale = Math.min((innerWidth - 120) / (right - left), (innerHeight - 190) / (bottom - top), 1);
+    ds.offset = [90 / ds.scale - left, 110 / ds.scale - top];
     app.canvas.setDirty(true, true);
+    return [78, 98, 102 + (right - left) * ds.scale, 122 + (bottom - top) * ds.scale].map(Math.round);
 }"""
+"""Show the whole graph below the page's bars; the box that it takes in the picture."""
 
 
-def save(shot: bytes, name: str) -> None:
+def save(shot: bytes, box: tuple[int, int, int, int], name: str) -> None:
     """Write the picture and the thumbnail as JPEG, as sharp as their limits allow."""
-    from PIL import Image
+    from PIL import Image, ImageOps
 
     with Image.open(io.BytesIO(shot)) as page:
-        page = page.convert("RGB").crop((60, 44, SIZE[0], SIZE[1]))
-        small = page.resize(THUMBNAIL, Image.Resampling.LANCZOS)
-        _jpeg(page, PICTURES / f"{name}.jpg", MAX_PICTURE_BYTES)
+        graph = page.convert("RGB").crop(box)
+        small = ImageOps.pad(graph, THUMBNAIL, Image.Resampling.LANCZOS, color="#141414")
+        _jpeg(graph, PICTURES / f"{name}.jpg", MAX_PICTURE_BYTES)
         _jpeg(small, FOLDER / f"{name}.jpg", MAX_THUMBNAIL_BYTES)
 
 
@@ -64,9 +71,10 @@ def main() -> int:
             banner.first.locator("xpath=following::button[1]").click()
         for path in files:
             ui.drop_workflow(path)
-            ui.page.evaluate(FIT)
+            ui.page.mouse.move(SIZE[0] - 400, SIZE[1] - 20)
+            box = ui.page.evaluate(FIT)
             ui.page.wait_for_timeout(900)
-            save(ui.page.screenshot(), path.stem)
+            save(ui.page.screenshot(), box, path.stem)
             print(f"wrote {PICTURES / path.stem}.jpg")
     return 0
 

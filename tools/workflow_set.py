@@ -314,10 +314,14 @@ def translate_and_rewrite() -> Workflow:
     second = {"user": Link("translate", "text"), "preset": "rewrite"}
     columns = [
         [load(), sampling(temperature=0.3)],
-        [Node("prompt", "ResidentPrompt", first, title="Translate")],
-        [generate("translate", max_tokens=80, seed=1, title="Translation")],
-        [Node("rewrite_prompt", "ResidentPrompt", second, title="Rewrite")],
-        [generate("rewrite", "rewrite_prompt", max_tokens=120, seed=2, title="Rewritten")],
+        [
+            Node("prompt", "ResidentPrompt", first, title="Translate"),
+            generate("translate", max_tokens=80, seed=1, title="Translation"),
+        ],
+        [
+            Node("rewrite_prompt", "ResidentPrompt", second, title="Rewrite"),
+            generate("rewrite", "rewrite_prompt", max_tokens=120, seed=2, title="Rewritten"),
+        ],
     ]
     return Workflow("10-translate-and-rewrite", [about, Group("Translate, rewrite", columns, LLM_COLOR)])
 
@@ -339,8 +343,8 @@ def several_turns() -> Workflow:
         else:
             values["history"] = Link(f"prompt{number - 1}", "prompt")
             values["history_answer"] = Link(f"answer{number - 1}", "text")
-        columns.append([Node(f"prompt{number}", "ResidentPrompt", values, title=f"Turn {number}")])
-        columns.append([generate(f"answer{number}", f"prompt{number}", max_tokens=60, seed=number)])
+        turn = Node(f"prompt{number}", "ResidentPrompt", values, title=f"Turn {number}")
+        columns.append([turn, generate(f"answer{number}", f"prompt{number}", max_tokens=60, seed=number)])
     return Workflow("11-several-turns", [about, Group("Three turns", columns, LLM_COLOR)])
 
 

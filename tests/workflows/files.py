@@ -25,7 +25,7 @@ QUICK: dict[str, dict[str, Any]] = {
     "KSampler": {"steps": 2},
     "EmptyLatentImage": {"width": 64, "height": 64},
     "ResidentGenerate": {"max_tokens": 6},
-    "ResidentBenchmark": {"contexts": "32", "output_tokens": 4, "repeats": 1, "warmup": 0},
+    "ResidentBenchmark": {"contexts": "40", "output_tokens": 4, "repeats": 1, "warmup": 0},
 }
 """Values that make a run take seconds; all others are those of the file."""
 
