@@ -6,6 +6,7 @@
 #   make test-slow, test-vllm, test-compat   what takes minutes, a real vLLM server, the oldest transformers
 #   make check      format, lint, types, docs in step
 #   make docs       write what the documents take from the code
+#   make bench      what is left of a bare loop's speed through the node, and rows of the real model with their ceiling
 #   make gpu        the tests that need a GPU, with the python that has torch there
 # Settings: PYTHON (which Python to use), ARGS (more arguments for pytest or the tool), COMFYUI_PATH (another ComfyUI),
 # CHROMIUM (another browser).
@@ -63,6 +64,8 @@ docs: venv
 
 bench: model
 	@$(PY) -m tools.bench $(ARGS)
+	@$(PY) -m runtime bench .build/models/SmolLM2-135M-Instruct --contexts 64,256 --output-tokens 32 --check \
+		--json .build/bench-rows.json --plot .build/bench-rows.png
 
 clean:
 	rm -rf .venv .venv-compat .venv-vllm .build .pytest_cache .ruff_cache .mypy_cache .hypothesis
