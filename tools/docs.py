@@ -28,7 +28,9 @@ CLAIMS = ROOT / "docs" / "claims.md"
 CLAIMS_ZH = ROOT / "docs" / "claims.zh-CN.md"
 ZH = Path(__file__).with_name("zh.json")
 CLAIMS_DATA_ZH = Path(__file__).with_name("claims_zh.json")
+LOCALES = ROOT / "locales"
 NODES = ROOT / "nodes"
+WORKFLOWS = ROOT / "workflows"
 NUMBER = re.compile(r"\d[\d.]*|fp16|q[468]")
 
 CLAIMS_INTRO = """\
@@ -55,9 +57,12 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 @functools.cache
 def chinese() -> dict[str, str]:
-    """English text -> Chinese text, of all cells that are prose."""
+    """English text -> Chinese text, of all cells that are prose; what nodes say of themselves is in locales."""
     words: dict[str, str] = json.loads(ZH.read_text(encoding="utf-8"))
-    return words
+    english, twin = (
+        json.loads((LOCALES / name / "nodeDefs.json").read_text(encoding="utf-8")) for name in ("en", "zh")
+    )
+    return words | {one["description"]: twin[node]["description"] for node, one in english.items()}
 
 
 def translated(text: str, language: str) -> str:
@@ -144,6 +149,16 @@ def registered() -> list[str]:
     return []
 
 
+def workflow_list() -> Table:
+    """The workflows, by the title of the note in each."""
+    rows = []
+    for file in sorted(WORKFLOWS.glob("*.json")):
+        nodes = json.loads(file.read_text(encoding="utf-8"))["nodes"]
+        title = next(one["title"] for one in nodes if one["type"] in ("Note", "MarkdownNote") and one.get("title"))
+        rows.append((f"`{file.stem}`", title))
+    return ("workflow", "what it shows"), rows
+
+
 def suggestion_list() -> Table:
     """Models to begin with."""
     rows = [(f"`{one.repo}`", f"about {one.num_bytes / 1e9:.1f} GB", _runs(one)) for one in SUGGESTIONS]
@@ -185,6 +200,7 @@ TABLES: dict[str, Callable[[], Table]] = {
     "profiles": profile_list,
     "commands": command_list,
     "errors": error_tree,
+    "workflows": workflow_list,
     "suggestions": suggestion_list,
     "figures": figure_list,
 }
