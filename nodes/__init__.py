@@ -6,6 +6,7 @@ from comfy_api.latest import ComfyExtension, io
 
 from . import host, routes
 from .benchmark import Benchmark
+from .download import Download
 from .generate import Generate
 from .lines import Lines
 from .load import LoadLLM
@@ -21,6 +22,7 @@ NODES: tuple[type[io.ComfyNode], ...] = (
     LoadLLM,
     LoadExLlamaV2,
     ConnectServer,
+    Download,
     LLMPrompt,
     LLMSampling,
     Generate,

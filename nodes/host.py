@@ -173,6 +173,15 @@ def devices() -> list[str]:
     return ["auto", "cpu", *cuda, *xpu, *mps]
 
 
+def card_bytes() -> int | None:
+    """All memory of ComfyUI's own device; None where it is the CPU, or where ComfyUI does not know."""
+    if comfy.model_management.cpu_mode():
+        return None
+    with contextlib.suppress(Exception):  # advice about models must not fail over it
+        return int(comfy.model_management.get_total_memory(comfy.model_management.get_torch_device()))
+    return None
+
+
 def settle_device(name: str) -> str:
     """ "auto" is ComfyUI's own device: with --cpu that is the CPU, even where there is a GPU."""
     return "cpu" if name == "auto" and comfy.model_management.cpu_mode() else name

@@ -12,18 +12,19 @@ Prompt = Mapping[str, Mapping[str, Any]]
 
 LOADERS = frozenset({"ResidentLoadLLM", "ResidentConnectServer"})
 PASSING_ON = frozenset({"ResidentFree"})
-SOCKET = "llm"
+SOCKETS = ("llm", "llm_2", "llm_3", "llm_4")
 NOT_IDENTITY = frozenset({"when_idle", "host_copy_gb"})
 
 
 def sources(prompt: Prompt, node: str) -> frozenset[str]:
-    """The loaders whose model reaches a node's `llm` input, through whatever passes it on.
+    """The loaders whose model reaches one of a node's `llm` inputs, through whatever passes it on.
 
     Loaders with equal inputs load one model and count as one, so each is named by its inputs.
     """
     found: set[str] = set()
     seen: set[str] = set()
-    todo = [link for link in [_link(prompt[node].get("inputs", {}).get(SOCKET))] if link is not None]
+    wired = prompt[node].get("inputs", {})
+    todo = [link for socket in SOCKETS if (link := _link(wired.get(socket))) is not None]
     while todo:
         one = todo.pop()
         if one in seen or one not in prompt:
@@ -50,7 +51,7 @@ def consumers(prompt: Prompt, node: str) -> frozenset[str]:
     others = (
         other
         for other, fields in prompt.items()
-        if SOCKET in fields.get("inputs", {}) and fields.get("class_type") not in PASSING_ON
+        if fields.get("inputs", {}).keys() & set(SOCKETS) and fields.get("class_type") not in PASSING_ON
     )
     return frozenset({node, *(other for other in others if sources(prompt, other) & mine)})
 

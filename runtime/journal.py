@@ -19,7 +19,11 @@ NUM_MARKS = 400
 NUM_REPORTS = 16
 """Most reports that are kept of one run."""
 
-RATE_WINDOW_S = 2.0
+RATE_WINDOW_S, RATE_MARKS = 2.0, 3
+"""A rate is told over so many seconds, or over so many marks where they come more slowly."""
+
+STALL_S = 5.0
+"""After so long without a token the rate is 0."""
 
 Answer = TypeVar("Answer")
 Report = dict[str, object]
@@ -123,7 +127,7 @@ class Run:
         limits = list(self._max_tokens.values())
         self.progress = (total, sum(limit or 0 for limit in limits) if None not in limits else 0)
         self._recent.append((now, total))
-        while now - self._recent[0][0] > RATE_WINDOW_S:
+        while len(self._recent) > RATE_MARKS and now - self._recent[0][0] > RATE_WINDOW_S:
             self._recent.popleft()
 
     @property
@@ -151,16 +155,15 @@ class Run:
         return self.first_at - self._started_at
 
     def tokens_per_s(self) -> float | None:
-        """Output tokens of the last two seconds per second, all items together; None before there are two marks."""
+        """Output tokens per second of late, all items together; None before there are two marks."""
         with self._lock:
-            now = self._clock() if self.ended_at is None else self.ended_at
-            marks = [mark for mark in self._recent if now - mark[0] <= RATE_WINDOW_S]
+            now, marks = self._clock(), list(self._recent)
         if self.phase != "decode" or self.ended_at is not None:
             return None
-        if len(marks) < 2:
-            return 0.0 if self._recent and now - self._recent[-1][0] > RATE_WINDOW_S else None
+        if now - marks[-1][0] > STALL_S:
+            return 0.0
         (began, before), (_, after) = marks[0], marks[-1]
-        return (after - before) / (now - began) if now > began else None
+        return (after - before) / (now - began) if len(marks) > 1 and now > began else None
 
 
 def short_name(model: object) -> str:

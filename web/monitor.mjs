@@ -375,7 +375,7 @@ class ModelCard {
     this.element.dataset.model = model.id;
     put(this.name, model.name);
     this.name.title = model.name;
-    put(this.where, model.is_parked ? "waits off the device" : bytes(model.bytes.device));
+    put(this.where, model.is_parked ? "waits off the device" : bytes(model.bytes.device || model.bytes.host_copy));
     const hits = model.num_prompt_tokens
       ? `${count(model.num_cached_tokens)} of ${count(model.num_prompt_tokens)} prompt tokens`
       : null;
@@ -383,7 +383,7 @@ class ModelCard {
       .map(([key, title]) => [model.bytes[key], title])
       .filter(([size]) => size)
       .map(([size, title]) => `${bytes(size)} ${title.replace("LLM ", "")}`);
-    if (model.bytes.host_copy) parts.push(`${bytes(model.bytes.host_copy)} host copy`);
+    if (model.bytes.host_copy) parts.push(`${bytes(model.bytes.host_copy)} in host memory`);
     const isRemote = model.is_remote;
     this.facts.show([
       ["engine", isRemote ? "server" : `${model.engine}, ${model.device}, ${model.dtype}`],
@@ -541,8 +541,10 @@ function runRow(run) {
     `${run.seconds.toFixed(1)} s`,
   ];
   const at = make("span", "rm-dim", new Date(run.at * 1000).toLocaleTimeString([], { hour12: false }));
-  line.append(dot, at, make("span", "rm-grow", run.name), make("span", "", facts.filter(Boolean).join(" \u00b7 ")));
-  summary.append(line);
+  line.append(dot, make("span", "rm-grow", run.name), at);
+  const detail = make("div", "rm-dim", facts.filter(Boolean).join(" \u00b7 "));
+  detail.style.paddingLeft = "15px";
+  summary.append(line, detail);
   row.append(summary);
   row.addEventListener("toggle", () => {
     if (row.open && !row.querySelector("pre")) {

@@ -139,6 +139,7 @@ def _run_once(
     with lease as engine:
         if one is None:
             one = Measured(spec=spec, info=engine.info)
+            bench.devices.read(engine.info.device)  # the driver's library is loaded now and not inside a sample
             if bench.plan.has_checks:
                 one.checks = run_checks(engine, bench.model_info(spec))
         one.load_s = load_s if load_s is not None else one.load_s

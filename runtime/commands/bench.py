@@ -16,12 +16,14 @@ from ..benchmark.rows import Row
 from ..benchmark.run import Progress, RowDone
 from ..benchmark.run import run as run_benchmark
 from ..benchmark.table import compare, quality_table, table_of
+from ..errors import ResidentError
 from ..events import Finished
+from ..models.info import read_model
 from ..request import ModelSpec
 from ..runtime import get
 
-QUALITY_CONTEXT = 4096
-"""Tokens that the longest of the 25 prompts and its answer fit in."""
+QUALITY_CONTEXT = 12288
+"""Tokens that the longest of the 25 prompts and its answer fit in, even where a letter is a token."""
 
 HELP = "Measure models side by side, or `bench compare A.json B.json` for what changed."
 
@@ -95,9 +97,7 @@ def run(args: argparse.Namespace) -> int:
 def _quality(plan: Plan, file: Path | None) -> int:
     """Print how the models and KV precisions of a plan write, each against the first."""
     specs = [
-        replace(spec, kv_cache=kv, context_len=spec.context_len or QUALITY_CONTEXT)
-        for kv in plan.kv_caches
-        for spec in plan.specs
+        replace(spec, kv_cache=kv, context_len=_quality_context(spec)) for kv in plan.kv_caches for spec in plan.specs
     ]
     measuring = measure_quality(specs, get(), output_tokens=plan.output_tokens)
     status, num_texts = _Line(), 0
@@ -115,6 +115,15 @@ def _quality(plan: Plan, file: Path | None) -> int:
     print(quality_table(rows))
     _write(file, plan, rows)
     return 1 if any(row["error"] for row in rows) else 0
+
+
+def _quality_context(spec: ModelSpec) -> int:
+    """No more than the model was made for, as far as its files tell."""
+    try:
+        made_for = read_model(spec.model).context_len
+    except ResidentError:
+        made_for = None
+    return min(made_for or QUALITY_CONTEXT, QUALITY_CONTEXT)
 
 
 def _specs(args: argparse.Namespace) -> tuple[ModelSpec, ...]:
