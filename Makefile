@@ -1,7 +1,7 @@
 # Every target sets up what it needs; a machine needs Python 3.11 to 3.13 with pip, and make.
 #   make run        a real workflow in a real ComfyUI, its text printed as it is written
 #   make serve      ComfyUI with this pack, to open in a browser
-#   make test       everything: units, the real server, the real browser
+#   make test       everything that a CPU can do: units, the real server, the real browser, real vLLM and llama.cpp
 #   make test-fast  the units
 #   make test-slow, test-vllm, test-compat   what takes minutes, a real vLLM server, the oldest transformers
 #   make check      format, lint, types, docs in step
@@ -34,7 +34,8 @@ model: venv
 
 test: venv-test model
 	@$(PY) -m tools.chromium
-	@$(PY) -m pytest -m "not slow and not gpu and not vllm" -rs --durations=15 $(ARGS)
+	@$(PY) -m tools.vllm_env
+	@$(PY) -m pytest -m "not slow and not gpu" -rs --durations=15 $(ARGS)
 
 test-fast: venv-test
 	@$(PY) -m pytest -m "not server and not browser and not slow and not gpu and not vllm" $(ARGS)

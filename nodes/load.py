@@ -11,6 +11,7 @@ from comfy_api.latest import io
 from ..runtime import ModelSpec
 from ..runtime.engines import ENGINES
 from ..runtime.errors import ModelNotFound
+from ..runtime.models.suggestions import advice
 from ..runtime.request import WhenIdle
 from . import host, models
 from .schema import advanced, schema
@@ -44,7 +45,7 @@ def model_path(name: str) -> str:
     if not found.models:
         raise ModelNotFound(
             f"There is no language model in {where}. Put a model folder (config.json and safetensors) or "
-            "a GGUF file there, then refresh the page."
+            f"a GGUF file there, then refresh the page. {advice(host.card_bytes())}"
         )
     there = ", ".join(list(found.models)[:5]) + (" ..." if len(found.models) > 5 else "")
     if name in found.folders:

@@ -2,7 +2,9 @@
 import { app } from "../../scripts/app.js";
 import { api } from "../../scripts/api.js";
 import { MonitorData, MonitorPanel, Poller } from "./monitor.mjs";
+import { REVIEW, addReview, showReview } from "./review.mjs";
 import { StreamText, StreamView } from "./stream.mjs";
+import { takeTexts } from "./travel.mjs";
 
 const NODE = "ResidentGenerate";
 const STORE = "resident-llm.texts";
@@ -17,14 +19,14 @@ const dirty = new Set(); // keys to draw in the next frame
 const rootGraph = () => app.rootGraph ?? app.graph?.rootGraph ?? app.graph;
 
 /** The node of an execution id, which inside subgraphs is "12:5"; null if it is not in this workflow. */
-function nodeOf(executionId) {
+function nodeOf(executionId, type = NODE) {
   let graph = rootGraph();
   let node = null;
   for (const part of String(executionId).split(":")) {
     node = graph?.getNodeById(part) ?? graph?.getNodeById(Number(part)) ?? null;
     graph = node?.subgraph;
   }
-  return node?.comfyClass === NODE ? node : null;
+  return node?.comfyClass === type ? node : null;
 }
 
 function textOf(workflow, executionId) {
@@ -88,6 +90,8 @@ function listen() {
   });
   api.addEventListener("executed", ({ detail }) => {
     const id = detail.display_node ?? detail.node;
+    const reviewed = nodeOf(id, REVIEW);
+    if (reviewed) showReview(reviewed, detail.output);
     if (!detail.output?.text || !detail.output.report || !nodeOf(id)) return;
     const { key, text } = textOf(null, id);
     text.finish(detail.output, detail.prompt_id);
@@ -101,6 +105,9 @@ function listen() {
   api.addEventListener("status", ({ detail }) => {
     // A server that was restarted in the middle of a run knows nothing of it any more.
     if (detail?.exec_info?.queue_remaining === 0) endRun(null, "ended without an answer");
+  });
+  api.addEventListener("resident.notice", ({ detail }) => {
+    app.extensionManager?.toast?.add({ severity: "info", summary: "Resident LLM", detail: detail.text, life: 6000 });
   });
   // A status that stands still says for how long.
   setInterval(() => {
@@ -117,6 +124,7 @@ app.registerExtension({
   },
 
   nodeCreated(node) {
+    if (node.comfyClass === REVIEW) addReview(node);
     if (node.comfyClass !== NODE) return;
     const view = new StreamView();
     views.set(node, view);
@@ -132,6 +140,10 @@ app.registerExtension({
   },
 
   afterConfigureGraph() {
+    for (const [id, answers] of takeTexts(rootGraph())) {
+      const { text } = textOf(null, id);
+      if (!text.isRunning) text.recall(answers);
+    }
     for (const key of texts.keys()) draw(key);
   },
 });

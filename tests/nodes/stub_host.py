@@ -65,6 +65,7 @@ def stub_modules(models_dir: Path) -> dict[str, types.ModuleType]:
         "comfy_api.latest": {"io": io, "ComfyExtension": ComfyExtension},
         "folder_paths": {
             "models_dir": str(models_dir),
+            "get_user_directory": lambda: str(models_dir.parent / "user"),
             "folder_names_and_paths": paths,
             "add_model_folder_path": lambda key, path: paths.setdefault(key, ([], set()))[0].append(path),
         },
