@@ -42,7 +42,7 @@ def generate(name: str = "generate", prompt: str | Link = "prompt", llm: str = "
     return Node(name, "ResidentGenerate", inputs, title=title, width=420, number=number)  # type: ignore[arg-type]
 
 
-def image(text: Link, prefix: str, *, size: int = 512) -> Group:
+def image(text: Link, prefix: str, *, title: str = "Image: core nodes") -> Group:
     """From a text to a saved image, with core nodes only."""
     model = {
         "name": CHECKPOINT,
@@ -69,7 +69,7 @@ def image(text: Link, prefix: str, *, size: int = 512) -> Group:
             checkpoint,
             Node("positive", "CLIPTextEncode", {"clip": clip, "text": text}, title="Positive prompt"),
             Node("negative", "CLIPTextEncode", negative, title="Negative prompt"),
-            Node("latent", "EmptyLatentImage", {"width": size, "height": size, "batch_size": 1}),
+            Node("latent", "EmptyLatentImage", {"width": 512, "height": 512, "batch_size": 1}),
         ],
         [
             Node("sampler", "KSampler", sampler),
@@ -77,7 +77,7 @@ def image(text: Link, prefix: str, *, size: int = 512) -> Group:
             Node("save", "SaveImage", {"images": Link("decode", "IMAGE"), "filename_prefix": prefix}),
         ],
     ]
-    return Group("Image: core nodes", columns, IMAGE_COLOR)
+    return Group(title, columns, IMAGE_COLOR)
 
 
 def prompt_expansion() -> Workflow:
@@ -232,7 +232,7 @@ def sharing_one_card() -> Workflow:
         ],
     ]
     groups = [about, Group("1: the language model writes", first, LLM_COLOR)]
-    groups += [image(Link("generate", "text"), "resident/shared")]
+    groups += [image(Link("generate", "text"), "resident/shared", title="2: core nodes make the image")]
     return Workflow("06-sharing-one-card", [*groups, Group("3: it comes back", second, MEMORY_COLOR)])
 
 
@@ -281,7 +281,7 @@ def benchmark() -> Workflow:
         "LLM Benchmark measures prompts of each length, several times, after a warm-up: time to the first token, "
         "tokens per second, memory, and how near the hardware's limit that comes.",
         "Table and plot are shown and saved; all figures and the environment are in output/resident_llm_bench.",
-        "More models side by side: use several loaders behind a list node, they take turns.",
+        "Change `contexts`, `batch_sizes` and `kv_caches` for a sweep: each row of the table is one combination.",
         NO_MODEL,
     )
     plan = {"llm": Link("load", "llm"), "contexts": "64, 256", "output_tokens": 16, "repeats": 2}

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.comfyui import ROOT
+from tools.workflow_graph import widgets_of
 
 FOLDER = ROOT / "workflows"
 GOLDEN = ROOT / "tests" / "golden"
@@ -28,6 +29,18 @@ QUICK: dict[str, dict[str, Any]] = {
     "ResidentBenchmark": {"contexts": "40", "output_tokens": 4, "repeats": 1, "warmup": 0},
 }
 """Values that make a run take seconds; all others are those of the file."""
+
+
+def quick_file(workflow: dict[str, Any], info: dict[str, Any], **more: dict[str, Any]) -> dict[str, Any]:
+    """The same workflow with the quick values in its widgets, and more by node type."""
+    changed = copy.deepcopy(workflow)
+    for node in changed["nodes"]:
+        if node["type"] == "Note":
+            continue
+        names = [name for name, _ in widgets_of(info, node["type"])]
+        for name, value in {**QUICK.get(node["type"], {}), **more.get(node["type"], {})}.items():
+            node["widgets_values"][names.index(name)] = value
+    return changed
 
 
 def quick(prompt: dict[str, Any]) -> dict[str, Any]:
