@@ -11,7 +11,6 @@ from comfy_api.latest import io
 from ..runtime import ModelSpec
 from ..runtime.engines import ENGINES
 from ..runtime.errors import ModelNotFound
-from ..runtime.models.suggestions import advice
 from ..runtime.request import WhenIdle
 from . import host, models
 from .schema import advanced, schema
@@ -43,6 +42,8 @@ def model_path(name: str) -> str:
         return os.path.realpath(found.models[name])
     where = " or ".join(host.llm_folders())
     if not found.models:
+        from ..runtime.models.suggestions import advice  # only for this sentence
+
         raise ModelNotFound(
             f"There is no language model in {where}. Put a model folder (config.json and safetensors) or "
             f"a GGUF file there, then refresh the page. {advice(host.card_bytes())}"
