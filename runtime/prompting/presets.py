@@ -91,7 +91,10 @@ def load(preset_id: str, folders: Sequence[str | Path] = ()) -> Preset:
     files = find(folders)
     if preset_id not in files:
         raise ValueError(f"There is no preset {preset_id!r}. Presets are: {', '.join(files)}.")
-    return _read(files[preset_id], os.stat(files[preset_id]).st_mtime_ns, preset_id)
+    try:
+        return _read(files[preset_id], os.stat(files[preset_id]).st_mtime_ns, preset_id)
+    except OSError as error:
+        raise ValueError(f"The preset {preset_id} cannot be read: {error.strerror}.") from error
 
 
 @functools.lru_cache(maxsize=256)

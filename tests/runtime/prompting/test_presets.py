@@ -63,3 +63,11 @@ def test_a_faulty_preset_says_what_is_wrong(text, words, tmp_path):
 def test_an_unknown_preset_lists_those_there_are(tmp_path):
     with pytest.raises(ValueError, match=r"no preset 'x'. Presets are: camera-angles"):
         presets.load("x", [tmp_path])
+
+
+@pytest.mark.parametrize("spoil", [lambda file: file.symlink_to("gone"), lambda file: file.mkdir()])
+def test_a_preset_that_cannot_be_read_is_told(spoil, tmp_path):
+    spoil(tmp_path / "broken.md")
+
+    with pytest.raises(ValueError, match=r"^The preset my/broken cannot be read: "):
+        presets.load("my/broken", [tmp_path])
