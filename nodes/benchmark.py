@@ -67,10 +67,9 @@ class Benchmark(io.ComfyNode):
             hidden=list(host.HIDDEN),
             inputs=[
                 LLM.Input("llm", tooltip="One model, or a list of them: they take turns, so that ratios are fair."),
-                *(
-                    LLM.Input(f"llm_{number}", optional=True, tooltip="Another model to measure side by side.")
-                    for number in (2, 3, 4)
-                ),
+                LLM.Input("llm_2", optional=True, tooltip="Another model to measure side by side."),
+                LLM.Input("llm_3", optional=True, tooltip="Another model to measure side by side."),
+                LLM.Input("llm_4", optional=True, tooltip="Another model to measure side by side."),
                 io.String.Input(
                     "contexts", default="256, 1024", tooltip="Prompt lengths in tokens, exactly, separated by commas."
                 ),
