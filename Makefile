@@ -1,11 +1,12 @@
 # Every target sets up what it needs; a machine needs Python 3.11 to 3.13 with pip, and make.
 #   make run        a real workflow in a real ComfyUI, its text printed as it is written
 #   make serve      ComfyUI with this pack, to open in a browser
-#   make test       everything: units, the real server, the real browser
+#   make test       everything that a CPU can do: units, the real server, the real browser, real vLLM and llama.cpp
 #   make test-fast  the units
 #   make test-slow, test-vllm, test-compat   what takes minutes, a real vLLM server, the oldest transformers
 #   make check      format, lint, types, docs in step
 #   make docs       write what the documents take from the code
+#   make bench      what is left of a bare loop's speed through the node, and rows of the real model with their ceiling
 #   make gpu        the tests that need a GPU, with the python that has torch there
 # Settings: PYTHON (which Python to use), ARGS (more arguments for pytest or the tool), COMFYUI_PATH (another ComfyUI),
 # CHROMIUM (another browser).
@@ -33,7 +34,8 @@ model: venv
 
 test: venv-test model
 	@$(PY) -m tools.chromium
-	@$(PY) -m pytest -m "not slow and not gpu and not vllm" -rs --durations=15 $(ARGS)
+	@$(PY) -m tools.vllm_env
+	@$(PY) -m pytest -m "not slow and not gpu" -rs --durations=15 $(ARGS)
 
 test-fast: venv-test
 	@$(PY) -m pytest -m "not server and not browser and not slow and not gpu and not vllm" $(ARGS)
@@ -63,6 +65,8 @@ docs: venv
 
 bench: model
 	@$(PY) -m tools.bench $(ARGS)
+	@$(PY) -m runtime bench .build/models/SmolLM2-135M-Instruct --contexts 64,256 --output-tokens 32 --check \
+		--json .build/bench-rows.json --plot .build/bench-rows.png
 
 clean:
 	rm -rf .venv .venv-compat .venv-vllm .build .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -117,10 +117,12 @@ def main() -> int:
     parser.add_argument("--stages", default="causality,contract,equality,big,transformers,kv")
     parser.add_argument("--smollm", nargs=2, metavar="PART", help="both parts of SmolLM2, for the stage smollm")
     parser.add_argument("--name", default="exllamav2.json")
+    parser.add_argument("--folder", help="keep the models that are made in this folder")
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     table = Table(Path(args.out) / args.name)
-    folder = work_folder()
+    folder = Path(args.folder) if args.folder else work_folder()
+    folder.mkdir(parents=True, exist_ok=True)
     os.environ["RESIDENT_LLM_CACHE"] = str(folder / "cache")
 
     def has_time(seconds: float) -> bool:
@@ -146,7 +148,8 @@ def main() -> int:
             gc.collect()
             torch.cuda.empty_cache()
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        if not args.folder:
+            shutil.rmtree(folder, ignore_errors=True)
     failed = [row for row in table.rows if not row["ok"]]
     log.info("%d rows, %d not ok, %.0f s", len(table.rows), len(failed), table.seconds)
     return 1 if failed else 0

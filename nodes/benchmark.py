@@ -73,6 +73,10 @@ class Benchmark(io.ComfyNode):
             hidden=list(host.HIDDEN),
             inputs=[
                 LLM.Input("llm", tooltip="One model, or a list of them: they take turns, so that ratios are fair."),
+                *(
+                    LLM.Input(f"llm_{number}", optional=True, tooltip="Another model to measure side by side.")
+                    for number in (2, 3, 4)
+                ),
                 io.String.Input(
                     "contexts", default="256, 1024", tooltip="Prompt lengths in tokens, exactly, separated by commas."
                 ),
@@ -121,9 +125,13 @@ class Benchmark(io.ComfyNode):
         kv_caches: list[str],
         check: list[bool],
         with_stage: list[bool],
+        llm_2: Sequence[ModelSpec] = (),
+        llm_3: Sequence[ModelSpec] = (),
+        llm_4: Sequence[ModelSpec] = (),
     ) -> io.NodeOutput:
+        specs = tuple(one for one in (*llm, *llm_2, *llm_3, *llm_4) if one is not None)
         plan = Plan(
-            specs=tuple(llm),
+            specs=specs,
             contexts=numbers(contexts[0], "contexts"),
             output_tokens=output_tokens[0],
             repeats=repeats[0],
@@ -133,7 +141,7 @@ class Benchmark(io.ComfyNode):
             has_checks=check[0],
         )
         file, rows = new_file(), []
-        with host.using(cls.hidden, llm), host.translated_errors():
+        with host.using(cls.hidden, specs), host.translated_errors():
             bar = host.progress_bar(cls.hidden, plan.num_runs)
             with contextlib.closing(run(plan, host.runtime())) as benchmarking:
                 for event in benchmarking:

@@ -193,6 +193,7 @@ class Generate(io.ComfyNode):
         with host.using(cls.hidden, llm), host.translated_errors():
             results = answer(items, host.live_text(cls.hidden, len(items)))
         texts = [result.text for result in results]
+        host.keep_text(cls.hidden, texts)
         thinking = [result.thinking_text for result in results]
         reports = [json.dumps(result.report, ensure_ascii=False) for result in results]
         ui = {"text": texts, "thinking_text": thinking, "report": reports}

@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,7 +20,8 @@ from server import PromptServer
 from ..runtime import ModelSpec, Runtime, get, profiles
 from ..runtime.errors import OutOfMemory
 from ..runtime.events import Event
-from . import residency
+from ..runtime.monitor import Monitor
+from . import residency, travel
 from .last_use import LastUse
 from .live import Live, Message
 
@@ -31,6 +32,7 @@ ANY_TYPE: str = IO.ANY
 """The socket type that passes every link, in and out, on old hosts too."""
 
 STREAM_EVENT = "resident.stream"
+NOTICE_EVENT = "resident.notice"
 BAR_GAP_S = 0.1
 
 Answer = TypeVar("Answer")
@@ -38,15 +40,54 @@ Answer = TypeVar("Answer")
 
 def runtime() -> Runtime:
     """The process's runtime, under ComfyUI's memory ledger."""
-    return residency.enter(get())
+    return residency.enter(get(), _notify)
+
+
+def _notify(text: str) -> None:
+    """Tell the browser that owns the running prompt, and no other."""
+    server = PromptServer.instance
+    if server.client_id is not None:
+        server.send_sync(NOTICE_EVENT, {"text": text}, server.client_id)
 
 
 _last_use = LastUse(lambda spec: runtime().evict(spec))
 
 
+_monitor: Monitor | None = None
+
+
+def monitor() -> Monitor:
+    """The process's monitor, made on first use."""
+    global _monitor
+    if _monitor is None:
+        _monitor = Monitor(runtime(), list_devices=_shown_devices, is_kept=_last_use.is_kept)
+    return _monitor
+
+
+def keep(spec: ModelSpec, is_kept: bool) -> None:
+    """Have a model that is to leave after its run stay, or leave again."""
+    _last_use.keep(spec, is_kept)
+
+
+def _shown_devices() -> list[str]:
+    return [name for name in devices()[1:] if name != "cpu"] or ["cpu"]
+
+
+def add_route(method: str, path: str, handler: Callable[[Any], Awaitable[Any]]) -> None:
+    """Serve a path on ComfyUI's server; one that is served already stays. ComfyUI adds its twin below /api."""
+    routes = PromptServer.instance.routes
+    if not any((one.method, one.path) == (method, path) for one in routes if hasattr(one, "path")):
+        routes.route(method, path)(handler)
+
+
+def prompt_id() -> str:
+    """The prompt that is being run."""
+    return str(PromptServer.instance.last_prompt_id)
+
+
 def begin_prompt() -> None:
     """A node that is asked at the start of each prompt says so; models that were to leave by now leave."""
-    _last_use.begin(str(PromptServer.instance.last_prompt_id))
+    _last_use.begin(prompt_id())
 
 
 @contextlib.contextmanager
@@ -55,7 +96,38 @@ def using(hidden: Any, specs: Iterable[ModelSpec]) -> Iterator[None]:
     try:
         yield
     finally:
-        _last_use.used(str(PromptServer.instance.last_prompt_id), hidden.prompt, hidden.unique_id, specs)
+        _last_use.used(prompt_id(), hidden.prompt, hidden.unique_id, specs)
+
+
+_answers = travel.Answers()
+
+
+def keep_text(hidden: Any, texts: Sequence[str]) -> None:
+    """Write a node's answers into the workflow that images of this prompt will carry."""
+    node = hidden.unique_id
+    if hidden.dynprompt is not None:
+        node = hidden.dynprompt.get_display_node_id(node)
+    _answers.keep(hidden.prompt or {}, node, texts)
+    travel.write(_workflow(hidden.extra_pnginfo), node, texts)
+
+
+def carry_texts(class_type: str) -> None:
+    """From now on queued workflows carry the known answers of the nodes of this class that will not run again."""
+    server = PromptServer.instance
+    if _carried or not hasattr(server, "add_on_prompt_handler"):
+        return
+    _carried.append(class_type)
+
+    def fill(queued: dict[str, Any]) -> dict[str, Any]:
+        extra = queued.get("extra_data")
+        pnginfo = extra.get("extra_pnginfo") if isinstance(extra, dict) else None
+        _answers.fill(queued.get("prompt"), _workflow(pnginfo), class_type)
+        return queued
+
+    server.add_on_prompt_handler(fill)
+
+
+_carried: list[str] = []
 
 
 def register_folders() -> None:
@@ -99,6 +171,15 @@ def devices() -> list[str]:
     xpu = [f"xpu:{index}" for index in range(torch.xpu.device_count())] if hasattr(torch, "xpu") else []
     mps = ["mps"] if torch.backends.mps.is_available() else []
     return ["auto", "cpu", *cuda, *xpu, *mps]
+
+
+def card_bytes() -> int | None:
+    """All memory of ComfyUI's own device; None where it is the CPU, or where ComfyUI does not know."""
+    if comfy.model_management.cpu_mode():
+        return None
+    with contextlib.suppress(Exception):  # advice about models must not fail over it
+        return int(comfy.model_management.get_total_memory(comfy.model_management.get_torch_device()))
+    return None
 
 
 def settle_device(name: str) -> str:
@@ -165,9 +246,14 @@ def live_text(hidden: Any, num_items: int) -> Live:
     return Live(_Browser(client, hidden).send, num_items=num_items)
 
 
+def _workflow(extra_pnginfo: Any) -> Any:
+    """The workflow that the page had open; None for a client that sends none."""
+    return extra_pnginfo.get("workflow") if isinstance(extra_pnginfo, dict) else None
+
+
 def _workflow_id(extra_pnginfo: Any) -> Any:
-    """The id of the workflow that the page had open; None for a client that sends none, or something else."""
-    workflow = extra_pnginfo.get("workflow") if isinstance(extra_pnginfo, dict) else None
+    """The id of that workflow; None for a client that sends none, or something else."""
+    workflow = _workflow(extra_pnginfo)
     return workflow.get("id") if isinstance(workflow, dict) else None
 
 

@@ -12,18 +12,19 @@ Prompt = Mapping[str, Mapping[str, Any]]
 
 LOADERS = frozenset({"ResidentLoadLLM", "ResidentConnectServer"})
 PASSING_ON = frozenset({"ResidentFree"})
-SOCKET = "llm"
+SOCKETS = ("llm", "llm_2", "llm_3", "llm_4")
 NOT_IDENTITY = frozenset({"when_idle", "host_copy_gb"})
 
 
 def sources(prompt: Prompt, node: str) -> frozenset[str]:
-    """The loaders whose model reaches a node's `llm` input, through whatever passes it on.
+    """The loaders whose model reaches one of a node's `llm` inputs, through whatever passes it on.
 
     Loaders with equal inputs load one model and count as one, so each is named by its inputs.
     """
     found: set[str] = set()
     seen: set[str] = set()
-    todo = [link for link in [_link(prompt[node].get("inputs", {}).get(SOCKET))] if link is not None]
+    wired = prompt[node].get("inputs", {})
+    todo = [link for socket in SOCKETS if (link := _link(wired.get(socket))) is not None]
     while todo:
         one = todo.pop()
         if one in seen or one not in prompt:
@@ -50,7 +51,7 @@ def consumers(prompt: Prompt, node: str) -> frozenset[str]:
     others = (
         other
         for other, fields in prompt.items()
-        if SOCKET in fields.get("inputs", {}) and fields.get("class_type") not in PASSING_ON
+        if fields.get("inputs", {}).keys() & set(SOCKETS) and fields.get("class_type") not in PASSING_ON
     )
     return frozenset({node, *(other for other in others if sources(prompt, other) & mine)})
 
@@ -66,7 +67,18 @@ class LastUse:
         self._prompt_id: str | None = None
         self._done: set[str] = set()
         self._waiting: dict[ModelSpec, None] = {}
+        self._kept: set[ModelSpec] = set()
         self._lock = threading.RLock()
+
+    def keep(self, spec: ModelSpec, is_kept: bool) -> None:
+        """Have a model stay after its last use for now, whatever its `when_idle` says; or no longer so."""
+        with self._lock:
+            (self._kept.add if is_kept else self._kept.discard)(spec)
+            if is_kept:
+                self._waiting.pop(spec, None)
+
+    def is_kept(self, spec: ModelSpec) -> bool:
+        return spec in self._kept
 
     def begin(self, prompt_id: str) -> None:
         """A prompt may have begun: what the one before left waiting goes."""
@@ -81,8 +93,8 @@ class LastUse:
     def used(self, prompt_id: str, prompt: Prompt | None, node: str, specs: Iterable[ModelSpec]) -> None:
         """A node has run, well or not, with these models."""
         self.begin(prompt_id)
-        leaving = [spec for spec in dict.fromkeys(specs) if spec.when_idle != "keep"]
         with self._lock:
+            leaving = [spec for spec in dict.fromkeys(specs) if spec.when_idle != "keep" and spec not in self._kept]
             self._done.add(node)
             is_last = prompt is None or node not in prompt or consumers(prompt, node) <= self._done
             for spec in leaving:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import comfy.model_management as host_memory
@@ -27,6 +29,14 @@ RESIDUE_BYTES = 300_000_000
 """How much less than our ledger the device may count as freed before the log warns: contexts and workspaces stay."""
 
 
+Notify = Callable[[str], None]
+"""Tells the user a sentence."""
+
+
+def _silent(text: str) -> None:
+    pass
+
+
 class ResidentLLM:
     """What the ledger shows as the model: its class name goes to the log, its life marks the entry as alive."""
 
@@ -39,12 +49,14 @@ class LedgerEntry:
 
     parent = None
 
-    def __init__(self, runtime: Runtime, spec: ModelSpec, load_device: torch.device) -> None:
+    def __init__(self, runtime: Runtime, spec: ModelSpec, load_device: torch.device, notify: Notify = _silent) -> None:
         import torch
 
         self._runtime = runtime
         self._spec = spec
         self._full_bytes = 0
+        self._is_away = False
+        self._notify = notify
         self.model = ResidentLLM(spec)
         self.load_device = load_device
         self.offload_device = torch.device("cpu")
@@ -53,6 +65,16 @@ class LedgerEntry:
     def expect(self, num_bytes: int) -> None:
         """Say what the model will hold once it is loaded and in use."""
         self._full_bytes = num_bytes
+
+    def tell_return(self) -> None:
+        """Say that the model is back, if ComfyUI had taken it off the device and it was needed again."""
+        if self._is_away and (held := self.loaded_size()):
+            self._is_away = False
+            self._notify(f"{self._name} is back on {self.load_device}: {format_bytes(held)}.")
+
+    @property
+    def _name(self) -> str:
+        return os.path.basename(self._spec.model) or self._spec.model
 
     def model_size(self) -> int:
         """Bytes when fully loaded: weights, KV cache, captured state and scratch."""
@@ -125,6 +147,11 @@ class LedgerEntry:
     def _tell(self, before: int | None, held: int) -> None:
         after, left = _free_bytes(self.load_device), self.loaded_size()
         name, freed = self._spec.model, held - left
+        if freed > 0:
+            self._is_away = True
+            self._notify(
+                f"{self._name} made room on {self.load_device}: {format_bytes(freed)}. It returns when needed."
+            )
         if before is None or after is None:
             log.info("ComfyUI took %s off %s: %s", name, self.load_device, format_bytes(freed))
             return
@@ -142,14 +169,15 @@ class LedgerEntry:
 class ComfyRoom:
     """Makes room through ComfyUI's ledger. It holds the entries strongly: the ledger itself does not."""
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Runtime, notify: Notify = _silent) -> None:
         self._runtime = runtime
+        self._notify = notify
         self._entries: dict[ModelSpec, LedgerEntry] = {}
 
     def entry(self, spec: ModelSpec) -> LedgerEntry:
         """The spec's entry, made on first use."""
         if spec not in self._entries:
-            self._entries[spec] = LedgerEntry(self._runtime, spec, load_device(spec))
+            self._entries[spec] = LedgerEntry(self._runtime, spec, load_device(spec), self._notify)
         return self._entries[spec]
 
     def reserve(self, spec: ModelSpec, num_bytes: int) -> None:
@@ -165,6 +193,8 @@ class ComfyRoom:
     def settle(self, spec: ModelSpec) -> None:
         """Mark the model as not in use, so that no sampler loads it along with its own models."""
         entry = self._entries.get(spec)
+        if entry is not None:
+            entry.tell_return()
         with contextlib.suppress(AttributeError):
             for loaded in host_memory.current_loaded_models:
                 if entry is not None and loaded.model is entry:
@@ -203,8 +233,8 @@ def _free_bytes(device: torch.device) -> int | None:
     return memory.free if memory else None
 
 
-def enter(runtime: Runtime) -> Runtime:
+def enter(runtime: Runtime, notify: Notify = _silent) -> Runtime:
     """Put the Runtime under ComfyUI's ledger; doing it again changes nothing."""
     if not isinstance(runtime.room, ComfyRoom):
-        runtime.room = ComfyRoom(runtime)
+        runtime.room = ComfyRoom(runtime, notify)
     return runtime

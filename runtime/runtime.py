@@ -9,10 +9,12 @@ import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 
 from . import engines
+from .collect import report_of
 from .device_memory import read as read_memory
-from .engines.base import Engine, EngineInfo, Loading, Parkable
+from .engines.base import Engine, EngineInfo, Loading, Observable, Parkable
 from .errors import ResidentError, RuntimeClosed
-from .events import Event, LoadProgress
+from .events import Event, Finished, LoadProgress
+from .journal import Journal, MarkKind, Report
 from .preflight import check_fits
 from .request import ModelSpec, Request
 from .room import PlainRoom, Room
@@ -58,6 +60,7 @@ class Runtime:
         self._load = load
         self._footprint = footprint or (engines.footprint if load is engines.load else lambda _: Bytes())
         self.room: Room = room or PlainRoom()
+        self.journal = Journal()
         self._slots: dict[ModelSpec, Slot] = {}
         self._lock = threading.RLock()
         self._is_closed = False
@@ -69,6 +72,15 @@ class Runtime:
 
         Returns what ran, and the bytes that it held at the end.
         """
+
+        def reports(answer: tuple[EngineInfo, Bytes], ends: dict[int, Finished]) -> list[Report]:
+            return [report_of(spec, requests[index], ends[index], *answer) for index in sorted(ends)]
+
+        return (yield from self.journal.follow(spec, len(requests), self._generate(spec, requests), reports))
+
+    def _generate(
+        self, spec: ModelSpec, requests: Sequence[Request]
+    ) -> Generator[Event, None, tuple[EngineInfo, Bytes]]:
         lease = yield from self.leasing(spec)
         with lease as engine:
             yield from stream(engine, requests)
@@ -99,11 +111,12 @@ class Runtime:
         if engine and not slot.is_parked:
             self.room.reserve(slot.spec, max(slot.full_bytes, engine.bytes.device))
             return engine
+        kind: MarkKind = "load"
         began, verb = clock(), "loaded"
         if engine and isinstance(engine, Parkable):
             self.room.reserve(slot.spec, slot.full_bytes)
             yield from self._unpark(slot, engine)
-            slot.is_parked, verb = False, "brought back"
+            slot.is_parked, verb, kind = False, "brought back", "return"
             slot.num_returns += 1
         else:
             self._replace_others(slot)
@@ -117,6 +130,7 @@ class Runtime:
         slot.num_loads += 1
         slot.load_s = clock() - began
         slot.full_bytes = engine.bytes.device
+        self._note(kind, slot, began, slot.full_bytes)
         log.info(
             "%s %s: %s in %.1f s (computed %s)",
             verb,
@@ -126,6 +140,10 @@ class Runtime:
             format_bytes(slot.computed.device),
         )
         return engine
+
+    def _note(self, kind: MarkKind, slot: Slot, began: float, num_bytes: int) -> None:
+        held = sum(one.bytes.device for one in self._loaded())
+        self.journal.note(kind, slot.spec, seconds=clock() - began, num_bytes=num_bytes, held_bytes=held)
 
     def _unpark(self, slot: Slot, engine: Parkable) -> Generator[LoadProgress, None, None]:
         """Bring a parked engine back. Without room it stays parked; one that fails otherwise is not tried again."""
@@ -195,6 +213,11 @@ class Runtime:
         slot = self._slots.get(spec)
         return slot.bytes.device if slot else 0
 
+    def observe(self, spec: ModelSpec) -> list[dict[str, object]]:
+        """What the servers behind a model say of themselves now; takes no lock, and may wait for their answers."""
+        slot = self._slots.get(spec)
+        return slot.engine.observe() if slot and isinstance(slot.engine, Observable) else []
+
     def trim(self, spec: ModelSpec, num_bytes: int) -> int:
         """Give back idle KV memory of one model; return the bytes freed, 0 while it is used."""
 
@@ -227,12 +250,13 @@ class Runtime:
         if slot.engine is None or slot.is_parked:
             return 0
         slot.note_size()
-        held = slot.bytes.device
+        began, held = clock(), slot.bytes.device
         if not self._park(slot, slot.engine):
             return self._close_engine(slot)
         slot.is_parked = True
         self.room.release_cached()
         freed, copy = held - slot.bytes.device, slot.bytes.host_copy
+        self._note("evict", slot, began, freed)
         log.info("evicted %s: %s freed, %s wait in host memory", slot.spec.model, *map(format_bytes, (freed, copy)))
         return freed
 
@@ -276,11 +300,12 @@ class Runtime:
         engine, slot.engine, slot.is_parked = slot.engine, None, False
         if engine is None:
             return 0
-        freed = engine.bytes.device
+        began, freed = clock(), engine.bytes.device
         engine.close()
         del engine
         gc.collect()
         self.room.release_cached()
+        self._note("unload", slot, began, freed)
         log.info("unloaded %s: %s freed", slot.spec.model, format_bytes(freed))
         return freed
 

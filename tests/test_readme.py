@@ -10,7 +10,8 @@ import pytest
 from runtime import commands
 from tests.imports import ROOT
 
-DOCUMENTS = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"]
+TWINS = [("README.md", "README.zh-CN.md"), ("docs/troubleshooting.md", "docs/troubleshooting.zh-CN.md")]
+DOCUMENTS = ["ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", *(name for pair in TWINS for name in pair)]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 SHELL = [line for block in re.findall(r"```sh\n(.*?)```", README, flags=re.DOTALL) for line in block.splitlines()]
 COMMANDS = [line for line in SHELL if line.startswith("python -m runtime")]
@@ -21,7 +22,7 @@ def test_every_link_to_a_file_leads_somewhere(name):
     text = (ROOT / name).read_text(encoding="utf-8")
     links = re.findall(r"\]\((?!https?:|#)([^)#]+)", text)
 
-    assert [link for link in links if not (ROOT / link).exists()] == []
+    assert [link for link in links if not ((ROOT / name).parent / link).exists()] == []
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
@@ -34,11 +35,30 @@ def test_every_make_target_that_is_named_exists(name):
     assert {first or second for first, second in named} - set(targets) == set()
 
 
-def test_every_command_that_is_named_exists():
-    named = set(re.findall(r"python -m runtime (\w+)", README))
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_every_command_that_is_named_exists(name):
+    named = set(re.findall(r"python -m runtime (\w+)", (ROOT / name).read_text(encoding="utf-8")))
 
     assert named - set(commands.names()) == set()
-    assert {"doctor", "inspect", "generate"} <= named
+    assert name != "README.md" or {"doctor", "inspect", "generate", "download"} <= named
+
+
+@pytest.mark.parametrize(("english", "chinese"), TWINS)
+def test_both_languages_have_the_same_shape(english, chinese):
+    def shape(name):
+        """Heading levels, fenced blocks, table rows and commands, in order."""
+        text = (ROOT / name).read_text(encoding="utf-8")
+        blocks = re.findall(r"```\w*\n.*?```", text, flags=re.DOTALL)
+        bare = re.sub(r"```\w*\n.*?```", "", text, flags=re.DOTALL)
+        marks = re.findall(r"^(#+) |^(\|)|^(<!-- \w+:\w+ -->)|^(- )", bare, flags=re.MULTILINE)
+        return ["".join(one) for one in marks], blocks, re.findall(r"`(python -m runtime [^`]+)`", bare)
+
+    marks, blocks, named = shape(english)
+    twin_marks, twin_blocks, twin_named = shape(chinese)
+
+    assert twin_marks == marks
+    assert twin_blocks == blocks
+    assert sorted(twin_named) == sorted(named)
 
 
 def test_every_place_in_the_tree_of_the_architecture_exists():

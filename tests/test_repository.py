@@ -5,11 +5,19 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pathspec
 import pytest
-import tomllib
+import yaml
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+from runtime.engines import ENGINES
 
 ROOT = Path(__file__).resolve().parent.parent
 REGISTRIES = [r"pypi\.org", r"pythonhosted\.org", r"npmjs\.(org|com)", r"deb\.debian\.org", r"download\.pytorch\.org"]
@@ -45,7 +53,9 @@ def test_the_published_pack_holds_the_pack_and_none_of_the_workshop():
     assert {"__init__.py", "pyproject.toml", "requirements.txt", "LICENSE", "runtime/__init__.py"} <= names
     assert {path.relative_to(ROOT).as_posix() for path in library()} <= names
     assert [
-        name for name in names if name.startswith(("tests/", "tools/", ".ci/", ".github/")) or "Makefile" in name
+        name
+        for name in names
+        if name.startswith(("tests/", "tools/", "bench/", ".ci/", ".github/")) or "Makefile" in name
     ] == []
 
 
@@ -71,3 +81,40 @@ def test_no_tracked_file_is_a_link_or_large():
     for path in tracked():
         assert not path.is_symlink(), path
         assert path.stat().st_size < 5_000_000, path
+
+
+def test_the_public_checks_cover_every_system_and_python_and_need_no_server():
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "tests.yml").read_text())["jobs"]
+    matrix = jobs["units"]["strategy"]["matrix"]
+    [units] = [step["run"] for step in jobs["units"]["steps"] if "pytest" in step.get("run", "")]
+
+    assert {name.partition("-")[0] for name in matrix["os"]} == {"ubuntu", "windows", "macos"}
+    assert matrix["python"] == ["3.10", "3.11", "3.12", "3.13"]
+    for mark in ("server", "browser", "gpu", "vllm"):
+        assert f"not {mark}" in units
+
+
+def test_a_new_version_is_what_publishes_and_its_key_is_a_secret():
+    text = (ROOT / ".github" / "workflows" / "publish.yml").read_text()
+    publish = yaml.safe_load(text)
+
+    assert publish[True]["push"]["paths"] == ["pyproject.toml"]
+    [step] = [step for step in publish["jobs"]["publish"]["steps"] if "publish-node-action" in step["uses"]]
+    assert step["with"]["personal_access_token"].startswith("${{ secrets.")
+
+
+def test_the_registrys_fields_are_as_it_wants_them():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    name, comfy = project["project"]["name"], project["tool"]["comfy"]
+
+    assert re.fullmatch(r"[a-z][a-z0-9-]{0,98}", name) and "comfyui" not in name
+    assert re.fullmatch(r"\d+\.\d+\.\d+", project["project"]["version"])
+    assert all(re.fullmatch(r"[<>=!~]*\d+\.\d+\.\d+", part) for part in comfy["requires-comfyui"].split(","))
+    assert comfy["PublisherId"] and comfy["DisplayName"]
+    assert f"## {project['project']['version']}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_every_engines_extra_names_an_engine_that_there_is():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+
+    assert set(extras) - {"monitor"} == {row.name for row in ENGINES} - {"scripted"}

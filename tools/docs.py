@@ -1,4 +1,6 @@
-"""Write what the documents take from the code: README's tables between their markers, and docs/claims.md.
+"""Write what the documents take from the code: tables between markers, and docs/claims.md, in both languages.
+
+Chinese cells come from tools/zh.json, by the English text; a test fails where one is missing.
 
 python -m tools.docs           write them
 python -m tools.docs --check   say which are out of step, and exit 1
@@ -7,18 +9,29 @@ python -m tools.docs --check   say which are out of step, and exit 1
 from __future__ import annotations
 
 import ast
+import functools
+import json
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from runtime import claims, commands, errors, profiles
 from runtime.engines import ENGINES
+from runtime.models.suggestions import SUGGESTIONS, Suggestion
+from tools import figures
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
+README_ZH = ROOT / "README.zh-CN.md"
 CLAIMS = ROOT / "docs" / "claims.md"
+CLAIMS_ZH = ROOT / "docs" / "claims.zh-CN.md"
+ZH = Path(__file__).with_name("zh.json")
+CLAIMS_DATA_ZH = Path(__file__).with_name("claims_zh.json")
+LOCALES = ROOT / "locales"
 NODES = ROOT / "nodes"
+WORKFLOWS = ROOT / "workflows"
+NUMBER = re.compile(r"\d[\d.]*|fp16|q[468]")
 
 CLAIMS_INTRO = """\
 # What the write-ups claim
@@ -29,6 +42,11 @@ The same answers are in the shell: `python -m runtime doctor --claims flash-attn
 
 This page is generated from `runtime/claims.json`.
 """
+CLAIMS_HEAD = ("id", "claim", "is", "what is true", "here")
+
+
+Table = tuple[Sequence[str], Sequence[Sequence[str]]]
+"""Head and rows, in English."""
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -37,19 +55,39 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in cells)
 
 
+@functools.cache
+def chinese() -> dict[str, str]:
+    """English text -> Chinese text, of all cells that are prose; what nodes say of themselves is in locales."""
+    words: dict[str, str] = json.loads(ZH.read_text(encoding="utf-8"))
+    english, twin = (
+        json.loads((LOCALES / name / "nodeDefs.json").read_text(encoding="utf-8")) for name in ("en", "zh")
+    )
+    return words | {one["description"]: twin[node]["description"] for node, one in english.items()}
+
+
+def translated(text: str, language: str) -> str:
+    """A cell in that language; what has no translation stays as it is. "#" stands for each number of a figure."""
+    if language == "en" or text in chinese():
+        return text if language == "en" else chinese()[text]
+    template = chinese().get(NUMBER.sub("#", text))
+    if template is None:
+        return text
+    return functools.reduce(lambda made, number: made.replace("#", number, 1), NUMBER.findall(text), template)
+
+
 def _cell(text: str) -> str:
     """Text that stays within its cell: no pipe ends it, and no tag is taken for HTML."""
     return re.sub(r"(?<!`)<(?=[|/a-z])", r"\\<", text).replace("|", "\\|").replace("\n", " ")
 
 
-def engines() -> str:
+def engines() -> Table:
     """The engines a user can choose."""
     rows = [
         (f"`{row.name}`", row.title, ", ".join(row.formats) or "what its server has", _code(row.install))
         for row in ENGINES
         if row.name != "scripted"
     ]
-    return table(("engine", "what it is", "reads", "needs"), rows)
+    return ("engine", "what it is", "reads", "needs"), rows
 
 
 def _code(text: str) -> str:
@@ -57,29 +95,29 @@ def _code(text: str) -> str:
     return f"`{text}`" if text.startswith(("pip ", "python ")) else text
 
 
-def error_tree() -> str:
+def error_tree() -> Table:
     """Every error a node or a command can end with, and what it means."""
     classes = [one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, errors.ResidentError)]
     rows = [(f"`{one.__name__}`", one.__doc__ or "") for one in classes if one is not errors.ResidentError]
-    return table(("error", "what it means"), rows)
+    return ("error", "what it means"), rows
 
 
-def command_list() -> str:
+def command_list() -> Table:
     """The commands of `python -m runtime`."""
-    return table(("command", "what it does"), [(f"`{name}`", commands.load(name).HELP) for name in commands.names()])
+    return ("command", "what it does"), [(f"`{name}`", commands.load(name).HELP) for name in commands.names()]
 
 
-def profile_list() -> str:
+def profile_list() -> Table:
     """The servers that a graph can name without any setting."""
-    return table(("profile", "where"), [(f"`{one.name}`", one.address) for one in profiles.BUILT_IN])
+    return ("profile", "where"), [(f"`{one.name}`", one.address) for one in profiles.BUILT_IN]
 
 
-def node_list() -> str:
+def node_list() -> Table:
     """The nodes, read from their schemas without ComfyUI, in the order in which they are registered."""
     found = {name: fields for file in sorted(NODES.glob("*.py")) for name, fields in _schemas(file)}
-    order = [name for name in _registered() if name in found]
+    order = [name for name in registered() if name in found]
     rows = [(found[name]["display_name"], f"`{found[name]['node_id']}`", found[name]["description"]) for name in order]
-    return table(("node", "id", "what it does"), rows)
+    return ("node", "id", "what it does"), rows
 
 
 def _schemas(file: Path) -> Iterator[tuple[str, dict[str, str]]]:
@@ -99,7 +137,7 @@ def _schemas(file: Path) -> Iterator[tuple[str, dict[str, str]]]:
                 )
 
 
-def _registered() -> list[str]:
+def registered() -> list[str]:
     """The class names in `NODES` of nodes/__init__.py, in order."""
     file = NODES / "__init__.py"
     if not file.exists():
@@ -111,26 +149,64 @@ def _registered() -> list[str]:
     return []
 
 
-def claims_page() -> str:
-    """docs/claims.md."""
-    parts = [CLAIMS_INTRO]
+def workflow_list() -> Table:
+    """The workflows, by the title of the note in each."""
+    rows = []
+    for file in sorted(WORKFLOWS.glob("*.json")):
+        nodes = json.loads(file.read_text(encoding="utf-8"))["nodes"]
+        title = next(one["title"] for one in nodes if one["type"] in ("Note", "MarkdownNote") and one.get("title"))
+        rows.append((f"`{file.stem}`", title))
+    return ("workflow", "what it shows"), rows
+
+
+def suggestion_list() -> Table:
+    """Models to begin with."""
+    rows = [(f"`{one.repo}`", f"about {one.num_bytes / 1e9:.1f} GB", _runs(one)) for one in SUGGESTIONS]
+    return ("model", "size", "runs in"), rows
+
+
+def _runs(one: Suggestion) -> str:
+    return "ExLlamaV2, or a server" if one.needs else "transformers"
+
+
+def figure_list() -> Table:
+    """What was measured, with its conditions; one row that says so where nothing was."""
+    rows: list[tuple[str, str]] = []
+    for measured in (figures.residency(), figures.exllamav2()):
+        if measured:
+            about, found = measured
+            rows += [(f"**{about}**", ""), *found]
+    return ("measured", "figure"), rows or [("No results lie in `bench/results` yet.", "")]
+
+
+def claims_page(language: str = "en") -> str:
+    """docs/claims.md, or its Chinese twin."""
+    head = [translated(one, language) for one in CLAIMS_HEAD]
+    twins: dict[str, list[str]] = {} if language == "en" else json.loads(CLAIMS_DATA_ZH.read_text(encoding="utf-8"))
+    parts = [translated(CLAIMS_INTRO, language)]
     for write_up in claims.write_ups():
-        rows = [(one.id, one.claim, claims.VERDICTS[one.verdict], one.truth, one.ours) for one in write_up.claims]
-        parts.append(f"## {write_up.id}: {write_up.title}\n")
-        parts.append(table(("id", "claim", "is", "what is true", "here"), rows) + "\n")
+        rows = []
+        for one in write_up.claims:
+            claim, truth, ours = twins.get(one.id, (one.claim, one.truth, one.ours))
+            rows.append((one.id, claim, translated(claims.VERDICTS[one.verdict], language), truth, ours))
+        parts.append(f"## {write_up.id}: {translated(write_up.title, language)}\n")
+        parts.append(table(head, rows) + "\n")
     return "\n".join(parts)
 
 
-TABLES = {
+TABLES: dict[str, Callable[[], Table]] = {
     "engines": engines,
     "nodes": node_list,
     "profiles": profile_list,
     "commands": command_list,
     "errors": error_tree,
+    "workflows": workflow_list,
+    "suggestions": suggestion_list,
+    "figures": figure_list,
 }
 
 
-def with_tables(text: str) -> str:
+def with_tables(text: str, language: str = "en") -> str:
     """The text with the part between each pair of markers, `<!-- NAME:begin -->` and its end, made anew."""
     for name, make in TABLES.items():
         begin, end = f"<!-- {name}:begin -->\n", f"<!-- {name}:end -->"
@@ -138,13 +214,24 @@ def with_tables(text: str) -> str:
             before, _, rest = text.partition(begin)
             if end not in rest:
                 raise ValueError(f"{begin.strip()} has no {end}")
-            text = before + begin + make() + "\n" + end + rest.partition(end)[2]
+            head, rows = make()
+            made = table(*_in(language, head, rows))
+            text = before + begin + made + "\n" + end + rest.partition(end)[2]
     return text
+
+
+def _in(language: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    return [translated(one, language) for one in head], [[translated(one, language) for one in row] for row in rows]
 
 
 def wanted() -> dict[Path, str]:
     """What each document must hold."""
-    return {README: with_tables(README.read_text(encoding="utf-8")), CLAIMS: claims_page()}
+    pages = {README: with_tables(README.read_text(encoding="utf-8")), CLAIMS: claims_page()}
+    if README_ZH.exists():
+        pages[README_ZH] = with_tables(README_ZH.read_text(encoding="utf-8"), "zh")
+    if CLAIMS_DATA_ZH.exists():
+        pages[CLAIMS_ZH] = claims_page("zh")
+    return pages
 
 
 def main(argv: Sequence[str]) -> int:

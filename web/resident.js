@@ -1,7 +1,10 @@
-// Resident LLM in the browser: live text on Generate Text.
+// Resident LLM in the browser: live text on Generate Text, and the monitor in the sidebar.
 import { app } from "../../scripts/app.js";
 import { api } from "../../scripts/api.js";
+import { MonitorData, MonitorPanel, Poller } from "./monitor.mjs";
+import { REVIEW, addReview, showReview } from "./review.mjs";
 import { StreamText, StreamView } from "./stream.mjs";
+import { takeTexts } from "./travel.mjs";
 
 const NODE = "ResidentGenerate";
 const STORE = "resident-llm.texts";
@@ -16,14 +19,14 @@ const dirty = new Set(); // keys to draw in the next frame
 const rootGraph = () => app.rootGraph ?? app.graph?.rootGraph ?? app.graph;
 
 /** The node of an execution id, which inside subgraphs is "12:5"; null if it is not in this workflow. */
-function nodeOf(executionId) {
+function nodeOf(executionId, type = NODE) {
   let graph = rootGraph();
   let node = null;
   for (const part of String(executionId).split(":")) {
     node = graph?.getNodeById(part) ?? graph?.getNodeById(Number(part)) ?? null;
     graph = node?.subgraph;
   }
-  return node?.comfyClass === NODE ? node : null;
+  return node?.comfyClass === type ? node : null;
 }
 
 function textOf(workflow, executionId) {
@@ -87,6 +90,8 @@ function listen() {
   });
   api.addEventListener("executed", ({ detail }) => {
     const id = detail.display_node ?? detail.node;
+    const reviewed = nodeOf(id, REVIEW);
+    if (reviewed) showReview(reviewed, detail.output);
     if (!detail.output?.text || !detail.output.report || !nodeOf(id)) return;
     const { key, text } = textOf(null, id);
     text.finish(detail.output, detail.prompt_id);
@@ -100,6 +105,9 @@ function listen() {
   api.addEventListener("status", ({ detail }) => {
     // A server that was restarted in the middle of a run knows nothing of it any more.
     if (detail?.exec_info?.queue_remaining === 0) endRun(null, "ended without an answer");
+  });
+  api.addEventListener("resident.notice", ({ detail }) => {
+    app.extensionManager?.toast?.add({ severity: "info", summary: "Resident LLM", detail: detail.text, life: 6000 });
   });
   // A status that stands still says for how long.
   setInterval(() => {
@@ -116,6 +124,7 @@ app.registerExtension({
   },
 
   nodeCreated(node) {
+    if (node.comfyClass === REVIEW) addReview(node);
     if (node.comfyClass !== NODE) return;
     const view = new StreamView();
     views.set(node, view);
@@ -131,6 +140,88 @@ app.registerExtension({
   },
 
   afterConfigureGraph() {
+    for (const [id, answers] of takeTexts(rootGraph())) {
+      const { text } = textOf(null, id);
+      if (!text.isRunning) text.recall(answers);
+    }
     for (const key of texts.keys()) draw(key);
+  },
+});
+
+const TAB = "resident-llm-monitor";
+const ROUTES = "/resident/v1";
+
+const data = new MonitorData();
+let panel = null; // while the sidebar shows it
+
+const poller = new Poller(async () => {
+  try {
+    const reply = await api.fetchApi(`${ROUTES}/monitor?${data.query}`);
+    if (!reply.ok) return panel?.say(`The server does not tell the state (${reply.status}).`);
+    data.take(await reply.json());
+    showBadge();
+    panel?.render();
+  } catch (error) {
+    panel?.say(`The server does not answer: ${error.message}`);
+  }
+});
+
+/** Do what a button says; a sentence comes back. */
+async function act(route, body) {
+  try {
+    const options = { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) };
+    const reply = await api.fetchApi(`${ROUTES}/${route}`, options);
+    const { done, error } = await reply.json();
+    return done ?? error;
+  } catch (error) {
+    return `The server does not answer: ${error.message}`;
+  } finally {
+    poller.now();
+  }
+}
+
+/** The tab's badge is a text in the page's store: the store draws it anew when it changes, a function it asks once. */
+function showBadge() {
+  const em = app.extensionManager;
+  const tabs = em.getSidebarTabs?.() ?? em.sidebarTab?.sidebarTabs ?? [];
+  const tab = tabs.find((one) => one.id === TAB);
+  if (tab) tab.iconBadge = data.fullest === null ? null : `${data.fullest}%`;
+}
+
+app.registerExtension({
+  name: "resident-llm.monitor",
+
+  setup() {
+    const em = app.extensionManager;
+    const register = em.sidebarTab?.registerSidebarTab ?? em.registerSidebarTab;
+    register.call(em.sidebarTab ?? em, {
+      id: TAB,
+      icon: "pi pi-microchip-ai",
+      iconBadge: "",
+      title: "LLM",
+      label: "LLM",
+      tooltip: "LLM Monitor",
+      type: "custom",
+      render(element) {
+        panel = new MonitorPanel(data, act);
+        element.style.height = "100%";
+        element.replaceChildren(panel.element);
+        panel.render();
+        poller.open();
+      },
+      destroy() {
+        panel = null;
+        poller.close();
+      },
+    });
+    api.addEventListener("status", ({ detail }) => {
+      const left = detail?.exec_info?.queue_remaining;
+      if (left !== undefined) poller.setRunning(left > 0);
+    });
+    api.addEventListener("execution_start", () => poller.setRunning(true));
+    for (const end of ["execution_success", "execution_error", "execution_interrupted"]) {
+      api.addEventListener(end, () => poller.after(250));
+    }
+    poller.now(); // for the badge
   },
 });

@@ -48,6 +48,13 @@ export class StreamText {
     this.isRunning = false;
   }
 
+  /** The answers that an image or a saved workflow brought along. */
+  recall(answers) {
+    this.items = answers.map((answer) => ({ answer: String(answer), thinking: "", isDone: true }));
+    this.warnings = [];
+    this.status = "from the image's workflow";
+  }
+
   /** The run ended without outputs. */
   stop(status) {
     this.status = status;

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from ..models.info import ModelInfo
 
-KV_BITS = {"fp32": 32.0, "fp16": 16.0, "bf16": 16.0, "q8": 8.5, "q6": 6.5, "q4": 4.5}
+KV_BITS = {"fp32": 32.0, "fp16": 16.0, "bf16": 16.0, "f16": 16.0, "q8": 8.5, "q6": 6.5, "q4": 4.5}
+KV_BITS |= {"q8_0": 8.5, "q4_0": 4.5}
 """Bits of one cached element; quantised ones hold a 16-bit scale for each 32 elements; q6 is 8 (keys), 4 (values)."""
 
 STATE_BYTES = 4

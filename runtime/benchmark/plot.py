@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ..journal import short_name
 from .rows import Row
-from .table import short_name
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..engines.base import Engine, Work
 from ..request import GREEDY, Prompt
+from .sample import Unstoppable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +26,10 @@ def profile_decode(engine: Engine, *, num_tokens: int, most: int | None = None) 
     is_cuda = engine.info.device.startswith("cuda")
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if is_cuda else [])]
     work = Work(
-        encoded=engine.encode(Prompt.of("Count to one hundred.")), sampling=GREEDY, max_tokens=num_tokens, seed=0
+        encoded=Unstoppable(engine).encode(Prompt.of("Count to one hundred.")),
+        sampling=GREEDY,
+        max_tokens=num_tokens,
+        seed=0,
     )
     with profile(activities=activities) as profiler:
         for _ in engine.generate([work]):

@@ -40,7 +40,7 @@ def prompt_of_length(encode: Callable[[Prompt], Encoded], num_tokens: int, *, se
             f"The chat template alone takes about {least} tokens, which is over the length of {num_tokens} asked for. "
             f"Measure at {least} tokens or more."
         )
-    low, high = SALT_LENGTH, len(words)
+    low, high = _range_of_words(count, num_tokens, len(words))
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if (count(middle) or 0) <= num_tokens else (low, middle - 1)
@@ -50,6 +50,20 @@ def prompt_of_length(encode: Callable[[Prompt], Encoded], num_tokens: int, *, se
                 if count(num_words, tail) == num_tokens:
                     return _prompt(words[:num_words], tail)
     raise ValueError(f"No text of exactly {num_tokens} tokens was found for this tokenizer. Try another length.")
+
+
+def _range_of_words(count: Callable[[int], int | None], num_tokens: int, most: int) -> tuple[int, int]:
+    """Between which numbers of words the length lies, by the tokens that the first words take: fewer long texts."""
+    few = min(most, SALT_LENGTH + 60)
+    at_least, at_few = count(SALT_LENGTH) or 0, count(few) or 0
+    if few == SALT_LENGTH or at_few >= num_tokens:
+        return SALT_LENGTH, few
+    guess = few + (num_tokens - at_few) * (few - SALT_LENGTH) / max(1, at_few - at_least)
+    low, high = min(most, int(0.9 * guess)), min(most, int(1.1 * guess) + 8)
+    return (
+        low if (count(low) or 0) <= num_tokens else SALT_LENGTH,
+        high if high == most or (count(high) or 0) > num_tokens else most,
+    )
 
 
 def _tails(filler: str, missing: int) -> Iterator[str]:

@@ -17,12 +17,16 @@ Row = dict[str, object]
 CEILING_SLACK = 1.05
 """A rate may pass the ceiling by this factor before it counts as an error of measurement."""
 
+CLOCK_SLACK = 1.05
+"""The fastest clock seen may be this many times the slowest."""
+
 
 @dataclass(kw_only=True)
 class Measured:
     """All counted runs of one model in one cell.
 
-    cold, warm: the same prompts when the cache had not seen them, and again at once
+    cold, warm:    the same prompts when the cache had not seen them, and again at once
+    sm_clocks_mhz: seen in the middle of each cold run; empty where no driver tells
     """
 
     spec: ModelSpec
@@ -32,6 +36,7 @@ class Measured:
     bytes: Bytes = field(default_factory=Bytes)
     load_s: float | None = None
     device_counters: dict[str, object] = field(default_factory=dict)
+    sm_clocks_mhz: list[int] = field(default_factory=list)
     checks: dict[str, str] = field(default_factory=dict)
     errors: list[str] = field(default_factory=list)
 
@@ -91,26 +96,51 @@ def row_of(
         "step_bytes": step_bytes,
         "ceiling_tokens_per_s": ceiling,
         "percent_of_ceiling": 100 * reached / ceiling if ceiling and reached else None,
+        "sm_clock_mhz_min": min(measured.sm_clocks_mhz, default=None),
+        "sm_clock_mhz_max": max(measured.sm_clocks_mhz, default=None),
         "checks": measured.checks,
+        "notes": [],
         "errors": measured.errors,
     }
     measured.errors += faults_of(row)
+    row["notes"] = notes_of(row)
     return row
 
 
 def faults_of(row: Row) -> list[str]:
     """What makes the row's figures unbelievable, as sentences."""
     faults = []
-    percent, drafted = row["percent_of_ceiling"], row["num_drafted_tokens"]
-    if isinstance(percent, float) and percent > 100 * CEILING_SLACK and not drafted:
+    if _is_above_ceiling(row) and row["device"] != "cpu":
         faults.append(
-            f"The rate is {percent:.0f} % of what the memory bandwidth allows without drafting: "
+            f"The rate is {row['percent_of_ceiling']:.0f} % of what the memory bandwidth allows without drafting: "
             "an error of measurement."
         )
+    slow, fast = row["sm_clock_mhz_min"], row["sm_clock_mhz_max"]
+    if isinstance(slow, int) and isinstance(fast, int) and slow < fast / CLOCK_SLACK:
+        faults.append(f"The clock changed between {slow} and {fast} MHz during the runs: they are not comparable.")
     checks = row["checks"]
     if isinstance(checks, dict):
         faults += [f"{name}: {verdict}" for name, verdict in checks.items() if str(verdict).startswith("failed")]
     return faults
+
+
+def notes_of(row: Row) -> list[str]:
+    """What a reader should know and is no fault.
+
+    A processor's cache may hold a small model, and other programs use its memory while the bandwidth is measured, so
+    that its ceiling is a hint.
+    """
+    if not _is_above_ceiling(row) or row["device"] != "cpu":
+        return []
+    return [
+        f"The rate is {row['percent_of_ceiling']:.0f} % of what the measured memory bandwidth allows: the processor's "
+        "cache may hold the model, or other programs used the memory."
+    ]
+
+
+def _is_above_ceiling(row: Row) -> bool:
+    percent = row["percent_of_ceiling"]
+    return isinstance(percent, float) and percent > 100 * CEILING_SLACK and not row["num_drafted_tokens"]
 
 
 def _median(values: Sequence[float | None]) -> float | None:

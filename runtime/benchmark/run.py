@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Union
 
+from ..devices import Devices
 from ..engines.base import Engine, EngineInfo
 from ..errors import ResidentError
-from ..events import Event
+from ..events import Event, TextDelta
+from ..journal import short_name
 from ..models.info import ModelInfo, read_model
-from ..request import ModelSpec
+from ..request import ModelSpec, Prompt
 from ..runtime import Runtime
 from ..telemetry import Clock, clock
 from .bandwidth import measure_bandwidth
@@ -22,6 +25,8 @@ from .plan import Cell, Plan
 from .prompts import prompt_of_length
 from .rows import Measured, Row, row_of
 from .sample import WARM_TOKENS, Sample, take_sample
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +58,8 @@ class _Bench:
         self.now = now
         self.began = now()
         self.num_done = 0
-        self._bandwidths: dict[str, float | None] = {}
+        self.devices = Devices()
+        self._bandwidths: dict[str, float] = {}
         self._infos: dict[str, ModelInfo | None] = {}
 
     def progress(self, what: str) -> Progress:
@@ -65,15 +71,19 @@ class _Bench:
             left_s=spent / self.num_done * left if self.num_done else None,
         )
 
-    def bandwidth(self, device: str, *, is_remote: bool) -> float | None:
-        if is_remote:
-            return None
-        if device not in self._bandwidths:
-            try:
-                self._bandwidths[device] = measure_bandwidth(device)
-            except (ImportError, RuntimeError):
-                self._bandwidths[device] = None
-        return self._bandwidths[device]
+    def measure_bandwidth(self, info: EngineInfo) -> None:
+        """Measure once more; the best of all counts."""
+        if info.capabilities.is_remote:
+            return
+        try:
+            told = measure_bandwidth(info.device)
+        except (ImportError, RuntimeError) as error:  # no torch, or no room beside the model
+            log.info("the bandwidth of %s is not measured: %s", info.device, error)
+            return
+        self._bandwidths[info.device] = max(told, self._bandwidths.get(info.device, 0.0))
+
+    def bandwidth(self, info: EngineInfo) -> float | None:
+        return None if info.capabilities.is_remote else self._bandwidths.get(info.device)
 
     def model_info(self, spec: ModelSpec) -> ModelInfo | None:
         """What the model's files say; None for a server's model."""
@@ -129,6 +139,7 @@ def _run_once(
     with lease as engine:
         if one is None:
             one = Measured(spec=spec, info=engine.info)
+            bench.devices.read(engine.info.device)  # the driver's library is loaded now and not inside a sample
             if bench.plan.has_checks:
                 one.checks = run_checks(engine, bench.model_info(spec))
         one.load_s = load_s if load_s is not None else one.load_s
@@ -137,41 +148,58 @@ def _run_once(
             for item in range(cell.batch_size)
         ]
         counters = _Counters(engine.info.device)
-        cold = yield from _sample(engine, prompts, bench.plan.output_tokens, bench.now)
-        warm = yield from _sample(engine, prompts, WARM_TOKENS, bench.now)
+        clocks: list[int] = []
+        cold = yield from _sample(bench, spec, engine, prompts, bench.plan.output_tokens, clocks)
+        warm = yield from _sample(bench, spec, engine, prompts, WARM_TOKENS, [])
         if repeat >= 0:
             one.cold.append(cold)
             one.warm.append(warm)
+            one.sm_clocks_mhz += clocks
+            if bench.model_info(spec) is not None:
+                bench.measure_bandwidth(engine.info)
         one.info, one.bytes = engine.info, engine.bytes
         one.device_counters = counters.read()
     return one
 
 
-def _sample(engine: Engine, prompts: list[Any], output_tokens: int, now: Clock) -> Generator[Event, None, Sample]:
-    with closing(take_sample(engine, prompts, output_tokens, now=now)) as sampling:
-        return (yield from sampling)
+def _sample(
+    bench: _Bench, spec: ModelSpec, engine: Engine, prompts: list[Prompt], output_tokens: int, clocks: list[int]
+) -> Generator[Event, None, Sample]:
+    """One sample, which the monitor shows as a run; in its middle the device's clock is read once, into `clocks`."""
+    sampling = take_sample(engine, prompts, output_tokens, now=bench.now)
+    with closing(bench.runtime.journal.follow(spec, len(prompts), sampling)) as followed:
+        has_read = False
+        while True:
+            try:
+                event = next(followed)
+            except StopIteration as end:
+                sample: Sample = end.value
+                return sample
+            if not has_read and isinstance(event, TextDelta) and event.num_tokens >= output_tokens // 2:
+                has_read = True
+                clock_mhz = bench.devices.read(engine.info.device).sm_clock_mhz
+                clocks += [] if clock_mhz is None else [clock_mhz]
+            yield event
 
 
 def _row(bench: _Bench, cell: Cell, one: Measured) -> Row:
     info = bench.model_info(one.spec) if one.cold else None
     step_bytes = None
-    if info is not None and one.bytes.weights:
+    if info is not None and not one.info.capabilities.is_remote:
         step_bytes = bytes_per_step(
             info,
-            weights_bytes=one.bytes.weights,
+            weights_bytes=one.bytes.weights
+            or info.weights_bytes,  # what an engine maps from the file, it counts as none
             kv_cache=one.info.kv_cache,
             num_tokens=cell.num_prompt_tokens + bench.plan.output_tokens // 2,
             batch_size=cell.batch_size,
         )
-    bandwidth = None
-    if one.cold:
-        bandwidth = bench.bandwidth(one.info.device, is_remote=one.info.capabilities.is_remote)
     return row_of(
         one,
         num_prompt_tokens=cell.num_prompt_tokens,
         batch_size=cell.batch_size,
         output_tokens=bench.plan.output_tokens,
-        bandwidth=bandwidth,
+        bandwidth=bench.bandwidth(one.info),
         step_bytes=step_bytes,
     )
 
@@ -181,8 +209,7 @@ def _seed(number: int, repeat: int) -> int:
 
 
 def _what(spec: ModelSpec, cell: Cell) -> str:
-    name = spec.model.replace("\\", "/").rstrip("/").rsplit("/", 1)[-1]
-    return f"{name}, {cell.num_prompt_tokens} tokens x {cell.batch_size}"
+    return f"{short_name(spec.model)}, {cell.num_prompt_tokens} tokens x {cell.batch_size}"
 
 
 def _unknown(spec: ModelSpec) -> EngineInfo:

@@ -31,7 +31,7 @@ class Unstoppable:
         return self._engine.bytes
 
     def encode(self, prompt: Prompt) -> Encoded:
-        return replace(self._engine.encode(prompt), stop=(), reasoning=None)
+        return replace(self._engine.encode(prompt), stop=(), reasoning=None, is_endless=True)
 
     def generate(self, batch: Sequence[Work]) -> Steps:
         return self._engine.generate(batch)

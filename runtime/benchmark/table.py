@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..journal import short_name
 from .rows import Row
 
 COLUMNS: tuple[tuple[str, str, str], ...] = (
@@ -26,12 +27,38 @@ KEY = ("model", "engine", "device", "kv_cache", "num_prompt_tokens", "batch")
 
 def table_of(rows: Sequence[Row]) -> str:
     """The rows as text, a line each; errors below."""
-    lines = [[title for _, title, _ in COLUMNS]]
-    lines += [[_cell(row[key], form) for key, _, form in COLUMNS] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*lines)]
-    text = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths)).rstrip() for line in lines]
-    text += [f"! {short_name(row['model'])}: {error}" for row in rows for error in _errors(row)]
+    text = _aligned(rows, COLUMNS)
+    text += [f"! {short_name(row['model'])}: {error}" for row in rows for error in _sentences(row, "errors")]
+    text += [f"- {short_name(row['model'])}: {note}" for row in rows for note in _sentences(row, "notes")]
     return "\n".join(text)
+
+
+QUALITY_COLUMNS: tuple[tuple[str, str, str], ...] = (
+    ("model", "model", ""),
+    ("engine", "engine", ""),
+    ("dtype", "dtype", ""),
+    ("kv_cache", "KV", ""),
+    ("agreement", "same text", ".1%"),
+    ("num_equal_texts", "equal texts", "d"),
+    ("repetition_rate", "repeated", ".1%"),
+    ("perplexity", "perplexity", ".3f"),
+    ("kl_mean", "KL", ".2g"),
+    ("top1_agreement", "same best", ".1%"),
+)
+
+
+def quality_table(rows: Sequence[Row]) -> str:
+    """Rows of `measure_quality` as text: the first model is what the others are compared with."""
+    text = _aligned(rows, QUALITY_COLUMNS)
+    text += [f"! {short_name(row['model'])}: {row['error']}" for row in rows if row["error"]]
+    return "\n".join(text)
+
+
+def _aligned(rows: Sequence[Row], columns: Sequence[tuple[str, str, str]]) -> list[str]:
+    lines = [[title for _, title, _ in columns]]
+    lines += [[_cell(row[key], form) for key, _, form in columns] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*lines)]
+    return ["  ".join(cell.rjust(width) for cell, width in zip(line, widths)).rstrip() for line in lines]
 
 
 def compare(before: Sequence[Row], after: Sequence[Row]) -> str:
@@ -69,14 +96,9 @@ def _name(row: Row) -> str:
     return f"{short_name(row['model'])} ({row['engine']}, {row['num_prompt_tokens']} tokens x {row['batch']})"
 
 
-def short_name(model: object) -> str:
-    """A model's name without its folders."""
-    return str(model).replace("\\", "/").rstrip("/").rsplit("/", 1)[-1]
-
-
-def _errors(row: Row) -> list[str]:
-    errors = row["errors"]
-    return [str(one) for one in errors] if isinstance(errors, list) else []
+def _sentences(row: Row, key: str) -> list[str]:
+    found = row.get(key)
+    return [str(one) for one in found] if isinstance(found, list) else []
 
 
 def _cell(value: object, form: str) -> str:

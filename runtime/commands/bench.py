@@ -6,16 +6,24 @@ import argparse
 import contextlib
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from ..benchmark.environment import environment
 from ..benchmark.plan import Plan
+from ..benchmark.quality import measure_quality
 from ..benchmark.rows import Row
 from ..benchmark.run import Progress, RowDone
 from ..benchmark.run import run as run_benchmark
-from ..benchmark.table import compare, table_of
+from ..benchmark.table import compare, quality_table, table_of
+from ..errors import ResidentError
+from ..events import Finished
+from ..models.info import read_model
 from ..request import ModelSpec
 from ..runtime import get
+
+QUALITY_CONTEXT = 12288
+"""Tokens that the longest of the 25 prompts and its answer fit in, even where a letter is a token."""
 
 HELP = "Measure models side by side, or `bench compare A.json B.json` for what changed."
 
@@ -40,6 +48,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--attention", default="auto")
     parser.add_argument("--check", action="store_true", help="run the sanity checks before a row counts")
+    parser.add_argument(
+        "--quality",
+        action="store_true",
+        help="compare texts and probabilities with the first model's on 25 prompts instead of measuring speed",
+    )
     parser.add_argument("--profile", action="store_true", help="print the 20 dearest kernels of each model")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write rows and environment there")
     parser.add_argument("--plot", metavar="FILE", type=Path, help="write a plot there (.png)")
@@ -58,6 +71,8 @@ def run(args: argparse.Namespace) -> int:
         kv_caches=tuple(args.kv.split(",")),
         has_checks=args.check,
     )
+    if args.quality:
+        return _quality(plan, args.json)
     rows: list[Row] = []
     status = _Line()
     try:
@@ -77,6 +92,38 @@ def run(args: argparse.Namespace) -> int:
     if args.profile:
         _profile(plan)
     return 1 if any(row["errors"] for row in rows) else 0
+
+
+def _quality(plan: Plan, file: Path | None) -> int:
+    """Print how the models and KV precisions of a plan write, each against the first."""
+    specs = [
+        replace(spec, kv_cache=kv, context_len=_quality_context(spec)) for kv in plan.kv_caches for spec in plan.specs
+    ]
+    measuring = measure_quality(specs, get(), output_tokens=plan.output_tokens)
+    status, num_texts = _Line(), 0
+    with contextlib.closing(measuring):
+        while True:
+            try:
+                event = next(measuring)
+            except StopIteration as end:
+                rows: list[Row] = end.value
+                break
+            if isinstance(event, Finished):
+                num_texts += 1
+                status.show(f"{num_texts} texts")
+    status.show("")
+    print(quality_table(rows))
+    _write(file, plan, rows)
+    return 1 if any(row["error"] for row in rows) else 0
+
+
+def _quality_context(spec: ModelSpec) -> int:
+    """No more than the model was made for, as far as its files tell."""
+    try:
+        made_for = read_model(spec.model).context_len
+    except ResidentError:
+        made_for = None
+    return min(made_for or QUALITY_CONTEXT, QUALITY_CONTEXT)
 
 
 def _specs(args: argparse.Namespace) -> tuple[ModelSpec, ...]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from .. import claims, machine
 from ..errors import ResidentError
+from ..models.suggestions import advice
 from ..telemetry import format_bytes
 
 HELP = "Show what this machine can run, and why the rest cannot."
@@ -54,7 +55,7 @@ def _lines(facts: dict[str, Any]) -> Iterator[str]:
         ("devices", _devices(facts["devices"])),
         ("engines", _engines(facts["engines"])),
         ("patches", (f"{one['id']}: {one['status']}, {one['why']}" for one in facts["patches"])),
-        ("model folders", _folders(facts["model_folders"])),
+        ("model folders", _folders(facts["model_folders"], facts["devices"])),
     ):
         yield from ("", title, *(f"  {row}" for row in rows))
 
@@ -99,9 +100,11 @@ def _engines(engines: list[dict[str, Any]]) -> Iterator[str]:
         yield f"{one['name']:13} " + (f"cannot run: {reason}{remedy}" if reason else "can run")
 
 
-def _folders(folders: list[dict[str, Any]]) -> Iterator[str]:
+def _folders(folders: list[dict[str, Any]], devices: list[dict[str, Any]]) -> Iterator[str]:
     for one in folders:
         names = ", ".join(one["models"]) or "no models"
         yield f"{one['path']}: {names if one['exists'] else 'does not exist'}"
     if not folders:
         yield "none known: set COMFYUI_PATH to your ComfyUI folder, or RESIDENT_MODELS to a folder of models"
+    if not any(one["models"] for one in folders):
+        yield advice(max((one["total_bytes"] for one in devices if "total_bytes" in one), default=None))

@@ -46,6 +46,7 @@ class Encoded:
     text:      the exact rendered prompt, control tokens visible
     stop:      control tokens that end the answer, with their source
     notes:     what the user should know (dropped turns, a folded system message)
+    is_endless: only max_tokens ends the answer, so that a benchmark counts equal tokens; `stop` is empty then
     """
 
     prompt: Prompt
@@ -54,6 +55,7 @@ class Encoded:
     stop: tuple[StopEntry, ...] = ()
     reasoning: Reasoning | None = None
     notes: tuple[str, ...] = ()
+    is_endless: bool = False
 
     @property
     def num_tokens(self) -> int | None:
@@ -241,6 +243,15 @@ class Parkable(Protocol):
 
     def forget(self) -> int:
         """Drop a copy that was kept while on the device; return its bytes. Parked, it keeps it and returns 0."""
+        ...
+
+
+@runtime_checkable
+class Observable(Protocol):
+    """What an engine offers beside, if the servers behind it can be asked how they are."""
+
+    def observe(self) -> list[dict[str, object]]:
+        """A row of JSON values for each server, None for what it does not tell. Any thread may call it."""
         ...
 
 

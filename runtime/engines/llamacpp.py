@@ -67,10 +67,6 @@ class LlamaCppEngine:
     def generate(self, batch: Sequence[Work]) -> Steps:
         return self._client.generate(batch)
 
-    def figures(self) -> dict[str, dict[str, float]]:
-        """What the server tells of itself now, for the monitor."""
-        return self._client.figures()
-
     def trim(self, num_bytes: int) -> int:
         return 0
 

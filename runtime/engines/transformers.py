@@ -278,6 +278,7 @@ def load(spec: ModelSpec) -> Loading:
             kv_cache=name_of(settled.kv_dtype),
             capabilities=Capabilities(has_logits=True, has_prefix_reuse=True),
             warnings=(*settled.warnings, *warnings),
+            details={"num_offloaded_layers": _num_elsewhere(model, settled.device)},
         )
         engine = TransformersEngine(model, prompter, settled, info)
         engine.warm_up()
@@ -286,6 +287,12 @@ def load(spec: ModelSpec) -> Loading:
         model = engine = None
         gc.collect()
         raise
+
+
+def _num_elsewhere(model: Any, device: torch.device) -> int:
+    """Layers with a weight off the device."""
+    layers = next((one for one in model.modules() if isinstance(one, torch.nn.ModuleList)), [model])
+    return sum(any(weight.device.type != device.type for weight in layer.parameters()) for layer in layers)
 
 
 def _prompter(settled: Plan) -> Prompter:

@@ -73,7 +73,7 @@ def _kv_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
     if name not in DTYPES:
         raise ModelUnsupported(
             f"kv_cache {name!r} is not for the transformers engine, which has auto, {', '.join(DTYPES)}. "
-            "A quantised KV cache needs the engine exllamav2, exllamav3 or llamacpp."
+            "A quantised KV cache needs the engine exllamav2 or llamacpp."
         )
     return DTYPES[name]
 

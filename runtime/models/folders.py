@@ -55,8 +55,9 @@ def _of_comfyui(comfyui: Path) -> Iterator[Path]:
 
 
 def _models(root: Path) -> list[str]:
-    """Folders with a config and weights, and .gguf files, at most two levels down."""
+    """Folders with a config and weights, and .gguf files, at most two levels down; nothing that is hidden."""
     found = [file for depth in ("*", "*/*") for file in root.glob(f"{depth}.gguf")]
     configs = [file.parent for depth in ("*", "*/*") for file in root.glob(f"{depth}/config.json")]
     found += [folder for folder in configs if any(folder.glob("*.safetensors"))]
-    return sorted(path.relative_to(root).as_posix() for path in found)
+    names = sorted(path.relative_to(root).as_posix() for path in found)
+    return [name for name in names if not any(part.startswith(".") for part in name.split("/"))]

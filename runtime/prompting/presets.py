@@ -63,7 +63,7 @@ def parse(text: str, preset_id: str) -> Preset:
             head[name.strip()] = value.strip()
     clean = tuple(name.strip() for name in head.get("clean", "").split(",") if name.strip())
     if unknown := [name for name in clean if name not in {rule.name for rule in RULES}]:
-        raise ValueError(f"The preset {preset_id} has the cleaning rule {unknown[0]!r}, which there is not.")
+        raise ValueError(f"The preset {preset_id} has the unknown cleaning rule {unknown[0]!r}.")
     user = head.get("user", "{text}").replace("\\n", "\n")
     if "{text}" not in user:
         raise ValueError(

@@ -47,6 +47,12 @@ SCRIPTS = {
     "script-picky": {"reply": REPLY, "fail_on": "forbidden"},
     "script-markup": {"reply": "<img src=x onerror='window.wasRun=1'> **bold** {prompt}"},
     "script-long": {"reply": "word " * 400 + "end", "step_s": 0.02, "tokens_per_step": 8},
+    "script-heavy": {
+        "reply": "word " * 400 + "end",
+        "step_s": 0.02,
+        "tokens_per_step": 8,
+        "weights_bytes": 500_000_000,
+    },
     "script-thinks": {"reply": "<think>A cat, then.</think>" + REPLY, "step_s": 0.01},
 }
 

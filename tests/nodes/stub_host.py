@@ -52,7 +52,9 @@ def stub_modules(models_dir: Path) -> dict[str, types.ModuleType]:
             raise Interrupted
 
     management.throw_exception_if_processing_interrupted = throw_exception_if_processing_interrupted
-    server = types.SimpleNamespace(client_id=None, sockets={}, last_prompt_id="p", send_sync=MagicMock())
+    server = types.SimpleNamespace(
+        client_id=None, sockets={}, last_prompt_id="p", send_sync=MagicMock(), routes=MagicMock()
+    )
     paths: dict[str, tuple[list[str], set[str]]] = {}
     contents = {
         "comfy": {"model_management": management, "utils": MagicMock(), "__path__": []},
@@ -63,6 +65,7 @@ def stub_modules(models_dir: Path) -> dict[str, types.ModuleType]:
         "comfy_api.latest": {"io": io, "ComfyExtension": ComfyExtension},
         "folder_paths": {
             "models_dir": str(models_dir),
+            "get_user_directory": lambda: str(models_dir.parent / "user"),
             "folder_names_and_paths": paths,
             "add_model_folder_path": lambda key, path: paths.setdefault(key, ([], set()))[0].append(path),
         },

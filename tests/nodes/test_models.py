@@ -110,7 +110,11 @@ def test_both_spellings_of_the_folder_are_searched(load, tmp_path):
 @pytest.mark.parametrize(
     ("files", "name", "sentence"),
     [
-        ([], "(no model found)", r"There is no language model in .*LLM\. Put a model folder"),
+        (
+            [],
+            "(no model found)",
+            r"There is no language model in .*LLM\. Put a model folder.* python -m runtime download",
+        ),
         (["LLM/good/config.json", "LLM/bare/x.txt"], "bare", r"'bare' holds no model.*There are: good\."),
         (["LLM/good/config.json"], "gone", r"'gone' is not in .*LLM\. There are: good\. Pick"),
     ],

@@ -323,3 +323,18 @@ def test_the_entry_has_every_member_that_the_installed_host_asks_for(card):
 
     assert {"partially_load", "detach", "is_clone", "load_device", "model_patches_models"} <= asked
     assert asked - set(dir(type(entry))) - set(vars(entry)) == set()
+
+
+def test_the_user_is_told_that_a_model_made_room_and_that_it_is_back(card):
+    told = []
+    card.runtime.room = card.residency.ComfyRoom(card.runtime, told.append)
+    spec = card.spec()
+    card.use(spec)
+    told_at_first = list(told)
+
+    card.memory.load_models_gpu([Diffusion(18 * GB)])
+    card.use(spec)
+    card.use(spec)
+
+    assert told_at_first == []
+    assert told == [f"llm made room on {CARD}: 12.0 GB. It returns when needed.", f"llm is back on {CARD}: 14.0 GB."]

@@ -56,6 +56,7 @@ def native_body(work: Work, context_len: int) -> dict[str, Any]:
         "return_progress": True,
         "cache_prompt": True,
         "stop": list(work.stop_strings),
+        "ignore_eos": work.encoded.is_endless,
         "seed": work.seed % LLAMACPP_MAX_SEED,
         "samplers": ["penalties", "temperature", "top_k", "top_p", "min_p"],
         "temperature": sampling.temperature,
@@ -80,6 +81,8 @@ def _openai_body(work: Work, model: str) -> dict[str, Any]:
         body["max_tokens"] = work.max_tokens
     if work.stop_strings:
         body["stop"] = list(work.stop_strings)
+    if work.encoded.is_endless:
+        body["ignore_eos"] = True
     if work.encoded.stop:
         body["stop_token_ids"] = [entry.id for entry in work.encoded.stop]
     return body

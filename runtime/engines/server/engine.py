@@ -33,6 +33,7 @@ from . import facts as server
 from .answers import TAKES_IDS, Answers, Member, Queue
 from .body import check_chat
 from .http import LoopThread
+from .observe import observe
 
 log = logging.getLogger(__name__)
 
@@ -204,15 +205,8 @@ class ServerEngine:
             for waited_s in waiting(self._wake):
                 yield 0, WaitStep(what=f"{self._members[0].title} to wake up", waited_s=waited_s)
 
-    def figures(self) -> dict[str, dict[str, float]]:
-        """What each server tells of itself now, for the monitor; a server that does not answer is left out."""
-        found: dict[str, dict[str, float]] = {}
-        for member in self._members:
-            try:
-                found[member.title] = server.figures(server.read_metrics(member.http.get("/metrics").text))
-            except ResidentError as error:
-                log.debug("%s: %s", member.title, error)
-        return found
+    def observe(self) -> list[dict[str, object]]:
+        return [] if self._loop.is_closed else [observe(member) for member in self._members]
 
     def trim(self, num_bytes: int) -> int:
         return 0

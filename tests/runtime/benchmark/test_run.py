@@ -6,7 +6,7 @@ import pytest
 from runtime import ModelSpec, Runtime
 from runtime.benchmark.plan import Plan
 from runtime.benchmark.plot import plot_of
-from runtime.benchmark.rows import faults_of
+from runtime.benchmark.rows import faults_of, notes_of
 from runtime.benchmark.run import Progress, RowDone, run
 from runtime.benchmark.table import compare, table_of
 
@@ -75,10 +75,34 @@ def test_rows_that_came_before_a_close_are_kept():
 
 def test_a_rate_above_the_ceiling_is_an_error_of_measurement_unless_tokens_were_drafted():
     [row] = rows_of(plan())
-    above = {**row, "percent_of_ceiling": 140.0}
+    above = {**row, "device": "cuda:0", "percent_of_ceiling": 140.0}
 
     assert "error of measurement" in faults_of(above)[0]
     assert faults_of({**above, "num_drafted_tokens": 12}) == []
+
+
+def test_on_a_processor_whose_cache_may_hold_the_model_it_is_a_note():
+    [row] = rows_of(plan())
+    above = {**row, "percent_of_ceiling": 140.0}
+
+    assert faults_of(above) == []
+    assert "cache may hold the model" in notes_of(above)[0]
+    assert notes_of(row) == []
+
+
+def test_a_clock_that_changed_during_the_runs_is_an_error():
+    [row] = rows_of(plan())
+
+    assert faults_of({**row, "sm_clock_mhz_min": 1900, "sm_clock_mhz_max": 1980}) == []
+    assert "between 1200 and 1980 MHz" in faults_of({**row, "sm_clock_mhz_min": 1200, "sm_clock_mhz_max": 1980})[0]
+
+
+def test_the_monitor_sees_each_run_while_it_goes_on_and_keeps_none():
+    runtime = Runtime()
+    seen = [one.phase for _ in run(plan(), runtime) for one in runtime.journal.live()]
+
+    assert {"prefill", "decode"} <= set(seen)
+    assert runtime.journal.last_runs() == runtime.journal.live() == []
 
 
 def test_what_cannot_be_checked_never_says_passed():

@@ -33,7 +33,7 @@ def test_a_4bit_folder_that_nothing_here_reads_names_the_three_ways(tmp_path, mo
     with pytest.raises(ModelUnsupported) as caught:
         engines.choose(ModelSpec(model=folder))
     with pytest.raises(ModelUnsupported) as named:
-        next(transformers_load.load_model(SimpleNamespace(model=read_model(folder), name="m"), "sdpa"))
+        next(transformers_load.load_folder(SimpleNamespace(model=read_model(folder), name="m"), "sdpa"))
 
     assert str(named.value).removeprefix("m: ").removesuffix(".") in str(caught.value)
     for way in (f"the package {package}, which is not installed", "ExLlamaV2, which repacks", "vLLM"):

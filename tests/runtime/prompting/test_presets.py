@@ -49,7 +49,7 @@ def test_a_users_preset_stands_beside_the_bundled_ones(tmp_path):
         ("Write.", "must begin with a head between two lines of ---"),
         ("---\ntitle: x\nWrite.", "must begin with a head"),
         ("---\ncolour: red\n---\nWrite.", "'colour: red' in line 2; its head holds title, about, clean, user"),
-        ("---\nclean: sparkle\n---\nWrite.", "cleaning rule 'sparkle', which there is not"),
+        ("---\nclean: sparkle\n---\nWrite.", "unknown cleaning rule 'sparkle'"),
         ("---\nuser: fixed\n---\nWrite.", "without {text}, so what the user writes would be lost"),
     ],
 )

@@ -1,0 +1,125 @@
+import json
+
+import pytest
+
+from runtime import ModelSpec, Prompt, Request, Runtime
+from runtime.devices import DeviceState
+from runtime.monitor import Monitor, model_id
+from runtime.timeline import COLOURS, timeline_of
+
+GB = 10**9
+
+
+class Devices:
+    fault = None
+
+    def __init__(self):
+        self.num_reads = 0
+
+    def read(self, device):
+        self.num_reads += 1
+        return DeviceState(device=device, total_bytes=24 * GB, used_bytes=10 * GB)
+
+
+def spec(name="m", **fields):
+    options = (("reply", "word " * 20), ("weights_bytes", 2 * GB))
+    return ModelSpec(model=f"a/folder/{name}", engine="scripted", options=options, **fields)
+
+
+def generate(runtime, spec):
+    for _ in runtime.generate(spec, [Request(prompt=Prompt.of("a secret"))]):
+        pass
+
+
+@pytest.fixture
+def watched():
+    """(runtime, monitor, devices, clock)."""
+    now, runtime, devices = [100.0], Runtime(), Devices()
+    monitor = Monitor(
+        runtime,
+        list_devices=lambda: ["cpu"],
+        is_kept=lambda spec: spec.model.endswith("kept"),
+        devices=devices,
+        clock=lambda: now[0],
+        wall=lambda: 1e9 + now[0],
+    )
+    return runtime, monitor, devices, now
+
+
+def test_the_split_of_a_device_adds_up_to_its_memory(watched):
+    runtime, monitor, _, _ = watched
+    generate(runtime, spec())
+
+    [device] = monitor.read()["devices"]
+
+    assert device["parts"] == {
+        "weights": 2 * GB,
+        "kv_cache": 0,
+        "other_llm": 0,
+        "others": 8 * GB,
+        "free": 14 * GB,
+    }
+
+
+def test_many_readers_cost_one_look_and_nobody_looking_costs_none(watched):
+    _, monitor, devices, now = watched
+
+    for now[0] in (100.0, 100.1, 100.3, 100.5, 100.6):
+        monitor.read()
+
+    assert devices.num_reads == 2
+
+
+def test_a_reader_is_told_only_what_is_new_to_it(watched):
+    runtime, monitor, _, now = watched
+    generate(runtime, spec())
+    first = monitor.read()
+    now[0] += 1
+    generate(runtime, spec())
+
+    second = monitor.read(since=first["at"], after=first["runs"][-1]["number"])
+
+    assert [one["at"] for one in second["samples"]] == [second["at"]]
+    assert [run["number"] for run in second["runs"]] == [2]
+    assert len(monitor.read()["runs"]) == 2
+
+
+def test_the_state_is_json_without_texts_and_folders(watched):
+    runtime, monitor, _, _ = watched
+    generate(runtime, spec())
+
+    text = json.dumps(monitor.read())
+
+    assert not any(word in text for word in ("secret", "word", "folder"))
+
+
+def test_a_model_is_found_by_the_id_that_was_told_and_by_no_other(watched):
+    runtime, monitor, _, _ = watched
+    generate(runtime, spec("kept"))
+    [model] = monitor.read()["models"]
+
+    assert model["is_kept"]
+    assert monitor.find(model["id"]) == spec("kept")
+    assert monitor.find("a/folder/kept") is None
+    assert monitor.find("") is None
+
+
+def test_an_id_is_of_what_makes_a_model_and_not_of_what_becomes_of_it():
+    assert model_id(spec(when_idle="release")) == model_id(spec(host_copy_bytes=5))
+    assert model_id(spec(context_len=64)) != model_id(spec())
+
+
+def test_the_timeline_draws_each_kind_in_its_colour():
+    runtime = Runtime()
+    generate(runtime, spec())
+    runtime.evict()
+    marks, runs = runtime.journal.last_marks(), runtime.journal.last_runs()
+
+    image = timeline_of(runs[0].began_at - 0.01, marks[-1].at + 0.01, marks, runs)
+
+    colours = {"#{:02x}{:02x}{:02x}".format(*colour) for _, colour in image.getcolors(100_000)}
+    assert {COLOURS["load"], COLOURS["unload"], COLOURS["run"]} <= colours
+
+
+def test_a_prompt_without_our_models_gives_an_empty_timeline():
+    assert timeline_of(1.0, 1.0, [], []).size == (960, 400)
