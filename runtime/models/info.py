@@ -82,7 +82,10 @@ def read_model(path: str) -> ModelInfo:
     """What stands at `path`; raises ModelNotFound, ModelLoadFailed or ModelUnsupported with a sentence."""
     place = Path(path).expanduser()
     if not place.exists():
-        raise ModelNotFound(f"There is no model at {path}. Pick one in the loader, or download it into the LLM folder.")
+        raise ModelNotFound(
+            f"There is no model at {path}. Pick one in the loader; in a shell, give the path of a model folder or of a "
+            ".gguf file."
+        )
     if place.is_file():
         if place.suffix.lower() != ".gguf":
             raise ModelUnsupported(f"{place.name} is no model: choose a .gguf file, or a folder with a config.json.")
