@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 from collections.abc import Sequence
 from datetime import datetime, timezone
@@ -22,6 +23,8 @@ from ..runtime.telemetry import clock
 from . import host
 from .schema import advanced, schema
 from .types import LLM
+
+log = logging.getLogger(__name__)
 
 FOLDER = "resident_llm_bench"
 
@@ -43,11 +46,14 @@ def new_file() -> str:
 
 
 def write(file: str, rows: Sequence[Row], stage: Row | None) -> str:
-    """Write all that is known so far; return it as JSON."""
+    """Write all that is known so far; return it as JSON. A full disk must not lose what was measured for minutes."""
     text = json.dumps({"environment": environment(), "rows": rows, "stage": stage}, indent=1)
-    with open(file + ".part", "w", encoding="utf-8") as part:
-        part.write(text)
-    os.replace(file + ".part", file)
+    try:
+        with open(file + ".part", "w", encoding="utf-8") as part:
+            part.write(text)
+        os.replace(file + ".part", file)
+    except OSError as error:
+        log.warning("The benchmark goes on, but its rows cannot be written to %s: %s", file, error)
     return text
 
 
@@ -67,10 +73,9 @@ class Benchmark(io.ComfyNode):
             hidden=list(host.HIDDEN),
             inputs=[
                 LLM.Input("llm", tooltip="One model, or a list of them: they take turns, so that ratios are fair."),
-                *(
-                    LLM.Input(f"llm_{number}", optional=True, tooltip="Another model to measure side by side.")
-                    for number in (2, 3, 4)
-                ),
+                LLM.Input("llm_2", optional=True, tooltip="Another model to measure side by side."),
+                LLM.Input("llm_3", optional=True, tooltip="Another model to measure side by side."),
+                LLM.Input("llm_4", optional=True, tooltip="Another model to measure side by side."),
                 io.String.Input(
                     "contexts", default="256, 1024", tooltip="Prompt lengths in tokens, exactly, separated by commas."
                 ),

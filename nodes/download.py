@@ -11,7 +11,6 @@ from comfy_api.latest import io
 
 from ..runtime import ModelSpec
 from ..runtime.errors import ModelNotFound, ResidentError
-from ..runtime.models.download import download
 from ..runtime.telemetry import format_bytes
 from . import host, models
 from .schema import advanced, schema
@@ -110,6 +109,8 @@ class Download(io.ComfyNode):
     @classmethod
     def execute(cls, repo: str, revision: str = "", only: str = "") -> io.NodeOutput:
         require_allowed(repo)
+        from ..runtime.models.download import download  # brings an HTTP client, which only this run needs
+
         root = host.llm_folders()[0]
         fetching = download(repo, Path(root), revision=revision.strip() or None, only=only.strip() or None)
         bar, folder, num_bytes = None, None, 0

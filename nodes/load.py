@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 import os
+from dataclasses import replace
 from typing import Any, get_args
 
 from comfy_api.latest import io
 
 from ..runtime import ModelSpec
-from ..runtime.engines import ENGINES
-from ..runtime.errors import ModelNotFound
-from ..runtime.models.suggestions import advice
+from ..runtime.engines import ENGINES, choose
+from ..runtime.errors import ModelNotFound, ResidentError
 from ..runtime.request import WhenIdle
 from . import host, models
 from .schema import advanced, schema
@@ -43,6 +43,8 @@ def model_path(name: str) -> str:
         return os.path.realpath(found.models[name])
     where = " or ".join(host.llm_folders())
     if not found.models:
+        from ..runtime.models.suggestions import advice  # only for this sentence
+
         raise ModelNotFound(
             f"There is no language model in {where}. Put a model folder (config.json and safetensors) or "
             f"a GGUF file there, then refresh the page. {advice(host.card_bytes())}"
@@ -56,6 +58,17 @@ def model_path(name: str) -> str:
         f"The model {name!r} is not in {where}. There are: {there}. Pick one of them, or put it there and "
         "refresh the page."
     )
+
+
+def settled(spec: ModelSpec) -> ModelSpec:
+    """The spec with the engine that "auto" means here, so that it shares its model with one that names the engine.
+
+    A model that nothing here can run stays as it is: Generate Text, which needs it, says why.
+    """
+    try:
+        return replace(spec, engine=choose(spec).name)
+    except ResidentError:
+        return spec
 
 
 class LoadLLM(io.ComfyNode):
@@ -201,4 +214,4 @@ class LoadLLM(io.ComfyNode):
             when_idle=when_idle,
             host_copy_bytes=None if host_copy_gb < 0 else int(host_copy_gb * 1e9),
         )
-        return io.NodeOutput(spec)
+        return io.NodeOutput(settled(spec))

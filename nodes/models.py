@@ -77,7 +77,7 @@ def _walk(folder: str, name: str, depth: int) -> Iterator[tuple[str, str, list[s
         with os.scandir(folder) as entries:
             for entry in entries:
                 if not entry.name.startswith("."):
-                    (below if entry.is_dir() else files).append(entry.name)
+                    (below if os.path.isdir(entry.path) else files).append(entry.name)
     except OSError as error:
         log.debug("cannot look into %s: %s", folder, error)
         return
@@ -107,11 +107,15 @@ def listing(roots: Sequence[str]) -> Listing:
 
 
 def revision(path: str) -> str:
-    """A short mark of the files' names, sizes and times: another mark is another model."""
+    """A short mark of the files' names, sizes and times: another mark is another model.
+
+    A link to a file that is gone counts by its name: the engine tells in a sentence what is missing.
+    """
     digest = hashlib.sha256()
     folder, names = (path, sorted(os.listdir(path))) if os.path.isdir(path) else os.path.split(path)
     for name in [names] if isinstance(names, str) else names:
         if name.endswith(MODEL_FILES):
-            stat = os.stat(os.path.join(folder, name))
-            digest.update(f"{name}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode())
+            file = os.path.join(folder, name)
+            size = os.path.getsize(file) if os.path.exists(file) else 0
+            digest.update(os.fsencode(name) + f"\0{size}\0{_mtime(file)}\0".encode())
     return digest.hexdigest()[:16]

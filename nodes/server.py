@@ -55,7 +55,7 @@ class ConnectServer(io.ComfyNode):
                         options=list(get_args(WhenIdle)),
                         default="keep",
                         tooltip="keep: leave the server as it is. sleep, release: a server on this machine that can "
-                        "do so frees VRAM as soon as other models need it, and comes back before the next text.",
+                        "do so frees GPU memory as soon as other models need it, and comes back before the next text.",
                     )
                 ),
             ],

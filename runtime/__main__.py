@@ -44,6 +44,10 @@ def main(argv: list[str]) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
+    except OSError as error:  # a file that is not there, a full disk
+        log.debug("the fault came from here", exc_info=True)
+        print(f"{error.filename}: {error.strerror}." if error.filename else f"{error}.", file=sys.stderr)
+        return 1
     return code
 
 

@@ -183,12 +183,13 @@ def without_texts(report: Report) -> Report:
 
 @dataclass
 class Journal:
-    """The last runs and marks, the live runs, and sums by model."""
+    """The last runs and marks, the live runs, and sums by model. `version` grows when one comes or goes."""
 
     clock: Clock = default_clock
     marks: deque[Mark] = field(default_factory=lambda: deque(maxlen=NUM_MARKS))
     runs: deque[Run] = field(default_factory=lambda: deque(maxlen=NUM_RUNS))
     usage: dict[ModelSpec, Usage] = field(default_factory=dict)
+    version: int = 0
     _live: dict[int, Run] = field(default_factory=dict)
     _num_runs: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -200,6 +201,7 @@ class Journal:
         )
         with self._lock:
             self.marks.append(mark)
+            self.version += 1
 
     def live(self) -> list[Run]:
         """The runs that have not ended, in their order."""
@@ -226,6 +228,7 @@ class Journal:
         """The same events; meanwhile they are a live run, and after it one of the last runs, if `reports` makes any."""
         with self._lock:
             self._num_runs += 1
+            self.version += 1
             run = self._live[self._num_runs] = Run(self._num_runs, spec, num_items, self.clock)
         try:
             with contextlib.closing(events):
@@ -252,6 +255,7 @@ class Journal:
     def _end(self, run: Run, *, is_kept: bool) -> None:
         run.ended_at = self.clock()
         with self._lock:
+            self.version += 1
             del self._live[run.number]
             if is_kept:
                 self.runs.append(run)

@@ -22,7 +22,7 @@ from .telemetry import clock as default_clock
 State = dict[str, object]
 
 CACHED_S = 0.4
-"""Answers younger than this are given again: several open pages cost no more than one."""
+"""Answers younger than this are given again, unless a model or a run has come or gone: many pages cost one look."""
 NUM_SAMPLES = 600
 
 
@@ -58,6 +58,7 @@ class Monitor:
         self._lock = threading.Lock()
         self._read_at = float("-inf")
         self._state: State = {}
+        self._version = -1
         self._samples: deque[dict[str, object]] = deque(maxlen=NUM_SAMPLES)
         self._id = uuid.uuid4().hex
 
@@ -72,8 +73,9 @@ class Monitor:
     def read(self, *, since: float = 0.0, after: int = 0) -> State:
         """The state: `samples` later than `since` (wall seconds), and last runs with numbers above `after`."""
         with self._lock:
-            if self._clock() - self._read_at >= CACHED_S:
-                self._state, self._read_at = self._look(), self._clock()
+            version = self._runtime.journal.version
+            if self._clock() - self._read_at >= CACHED_S or version != self._version:
+                self._state, self._read_at, self._version = self._look(), self._clock(), version
                 self._sample()
             return {
                 **self._state,

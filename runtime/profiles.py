@@ -143,9 +143,11 @@ def read(path: Path | None = None) -> dict[str, Profile]:
     found = {profile.name: profile for profile in BUILT_IN}
     path = path or default_path()
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         return found
+    except (OSError, UnicodeDecodeError) as error:
+        raise ServerError(f"The profile file {path} cannot be read: {error}. Mend it, or move it away.") from None
     try:
         entries = json.loads(text)["profiles"]
         return found | {name: _profile(name, entry) for name, entry in entries.items()}

@@ -11,7 +11,7 @@ from tools.docs import NODES, registered
 PAGES = ROOT / "web" / "docs"
 PARTS = {
     "en": ("# ", "## Inputs", "## Example", "## Common errors"),
-    "zh": ("# ", "## 输入", "## 示例", "## 常见错误"),
+    "zh": ("# ", "## \u8f93\u5165", "## \u793a\u4f8b", "## \u5e38\u89c1\u9519\u8bef"),
 }
 
 

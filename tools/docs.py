@@ -28,7 +28,9 @@ CLAIMS = ROOT / "docs" / "claims.md"
 CLAIMS_ZH = ROOT / "docs" / "claims.zh-CN.md"
 ZH = Path(__file__).with_name("zh.json")
 CLAIMS_DATA_ZH = Path(__file__).with_name("claims_zh.json")
+LOCALES = ROOT / "locales"
 NODES = ROOT / "nodes"
+WORKFLOWS = ROOT / "workflows"
 NUMBER = re.compile(r"\d[\d.]*|fp16|q[468]")
 
 CLAIMS_INTRO = """\
@@ -41,17 +43,6 @@ The same answers are in the shell: `python -m runtime doctor --claims flash-attn
 This page is generated from `runtime/claims.json`.
 """
 CLAIMS_HEAD = ("id", "claim", "is", "what is true", "here")
-
-CLAIMS_INTRO_ZH = """\
-# 流行文章说了什么
-
-有三篇流行的文章讲如何在一张显卡上快速运行 27B 模型，其中许多说法不成立，或只在某个版本成立。
-下面逐条列出可以核实的说法、事实如何，以及本插件的做法。
-命令行里也能查到（英文）：`python -m runtime doctor --claims flash-attn`。
-
-本页由 `tools/claims_zh.json` 生成。
-"""
-CLAIMS_HEAD_ZH = ("编号", "说法", "是否属实", "事实", "本插件")
 
 
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]
@@ -66,9 +57,12 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 @functools.cache
 def chinese() -> dict[str, str]:
-    """English text -> Chinese text, of all cells that are prose."""
+    """English text -> Chinese text, of all cells that are prose; what nodes say of themselves is in locales."""
     words: dict[str, str] = json.loads(ZH.read_text(encoding="utf-8"))
-    return words
+    english, twin = (
+        json.loads((LOCALES / name / "nodeDefs.json").read_text(encoding="utf-8")) for name in ("en", "zh")
+    )
+    return words | {one["description"]: twin[node]["description"] for node, one in english.items()}
 
 
 def translated(text: str, language: str) -> str:
@@ -155,6 +149,16 @@ def registered() -> list[str]:
     return []
 
 
+def workflow_list() -> Table:
+    """The workflows, by the title of the note in each."""
+    rows = []
+    for file in sorted(WORKFLOWS.glob("*.json")):
+        nodes = json.loads(file.read_text(encoding="utf-8"))["nodes"]
+        title = next(one["title"] for one in nodes if one["type"] in ("Note", "MarkdownNote") and one.get("title"))
+        rows.append((f"`{file.stem}`", title))
+    return ("workflow", "what it shows"), rows
+
+
 def suggestion_list() -> Table:
     """Models to begin with."""
     rows = [(f"`{one.repo}`", f"about {one.num_bytes / 1e9:.1f} GB", _runs(one)) for one in SUGGESTIONS]
@@ -177,9 +181,9 @@ def figure_list() -> Table:
 
 def claims_page(language: str = "en") -> str:
     """docs/claims.md, or its Chinese twin."""
-    intro, head = (CLAIMS_INTRO, CLAIMS_HEAD) if language == "en" else (CLAIMS_INTRO_ZH, CLAIMS_HEAD_ZH)
+    head = [translated(one, language) for one in CLAIMS_HEAD]
     twins: dict[str, list[str]] = {} if language == "en" else json.loads(CLAIMS_DATA_ZH.read_text(encoding="utf-8"))
-    parts = [intro]
+    parts = [translated(CLAIMS_INTRO, language)]
     for write_up in claims.write_ups():
         rows = []
         for one in write_up.claims:
@@ -196,6 +200,7 @@ TABLES: dict[str, Callable[[], Table]] = {
     "profiles": profile_list,
     "commands": command_list,
     "errors": error_tree,
+    "workflows": workflow_list,
     "suggestions": suggestion_list,
     "figures": figure_list,
 }

@@ -57,7 +57,6 @@ export class Poller {
     this.isOpen = false;
     this.isRunning = false;
     this.timer = null;
-    document.addEventListener("visibilitychange", () => this.wake());
   }
 
   open() {
@@ -82,13 +81,12 @@ export class Poller {
   async now() {
     this.rest();
     const mine = (this.turn = {});
-    await this.ask();
-    if (this.turn === mine && this.isOpen && this.isRunning && !document.hidden) this.after(POLL_MS);
+    if (!document.hidden || !this.isRunning) await this.ask(); // a page that nobody sees asks nothing meanwhile
+    if (this.turn === mine && this.isOpen && this.isRunning) this.after(POLL_MS);
   }
 
   wake() {
-    if (this.isOpen && this.isRunning && !document.hidden) this.now();
-    else if (document.hidden && this.isRunning) this.rest();
+    if (this.isOpen && this.isRunning) this.now();
   }
 
   after(ms) {

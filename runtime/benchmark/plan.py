@@ -9,6 +9,8 @@ from ..request import ModelSpec
 
 PAGE = 256
 """Context lengths are rounded up to this: paged engines demand it."""
+MAX_CONTEXT, MAX_BATCH = 2**24, 4096
+"""A digit too many must not fill the host's memory with words: prompts are written before an engine can refuse them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +53,12 @@ class Plan:
         ):
             if value < least:
                 raise ValueError(f"The benchmark's {what} is {value}; it starts at {least}.")
+        for what, value, most in (
+            ("contexts", max(self.contexts), MAX_CONTEXT),
+            ("batch", max(self.batch_sizes), MAX_BATCH),
+        ):
+            if value > most:
+                raise ValueError(f"The benchmark's {what} is {value}; it ends at {most}.")
 
     def cells(self) -> Iterator[Cell]:
         """In an order that loads each model and precision once: precision, then batch size, then length."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import hashlib
 import json
@@ -133,6 +134,8 @@ def download(
     (partial / FACTS_FILE).write_text(json.dumps({**facts, "files": named}, indent=1), encoding="utf-8")
     target = target_folder(repo, into)
     partial.replace(target)
+    with contextlib.suppress(OSError):  # another download may be under way in it
+        partial.parent.rmdir()
     return target
 
 

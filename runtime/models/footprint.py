@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..telemetry import Bytes
-from .info import ModelInfo
+from .info import ModelInfo, text_config
 from .safetensors_header import TensorHeader
 
 ITEM_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -16,7 +16,7 @@ UNUSED = ("mtp.", "model.mtp.", "visual.", "model.visual.", "vision_tower.", "mo
 def weights_bytes(info: ModelInfo, dtype: str) -> int:
     """Bytes of the loaded weights in `dtype`, those that stay packed as they are stored."""
     used = {name: header for name, header in info.tensors.items() if not name.startswith(UNUSED)}
-    text = info.config.get("text_config", info.config)
+    text = text_config(info.config)
     is_tied = text.get("tie_word_embeddings", info.config.get("tie_word_embeddings", False))
     if is_tied and any("embed_tokens" in name for name in used):
         used = {name: header for name, header in used.items() if not name.endswith("lm_head.weight")}

@@ -60,8 +60,8 @@ def read_gguf(file: str | Path) -> tuple[dict[str, Any], dict[str, TensorHeader]
     Raises ModelLoadFailed for a file that is cut or no GGUF, ModelUnsupported for one part of several.
     """
     file = Path(file)
-    size = os.path.getsize(file)
     try:
+        size = os.path.getsize(file)
         with open(file, "rb") as stream:
             if stream.read(4) != b"GGUF":
                 raise ModelLoadFailed(f"{file.name} is no GGUF file. Download it again.")
@@ -71,13 +71,15 @@ def read_gguf(file: str | Path) -> tuple[dict[str, Any], dict[str, TensorHeader]
             metadata = {_string(stream): _value(stream, *_unpack(stream, "<I")) for _ in range(num_pairs)}
             entries = [_entry(stream) for _ in range(num_tensors)]
             header_end = stream.tell()
-    except (struct.error, UnicodeDecodeError, KeyError, OverflowError, MemoryError) as error:
+        if (parts := metadata.get("split.count", 1)) > 1:
+            raise ModelUnsupported(f"{file.name} is one of {parts} parts. Join them with `llama-gguf-split --merge`.")
+        align = int(metadata.get("general.alignment", 32))
+        begin = -(-header_end // align) * align
+        tensors = {name: _place(file, entry, begin) for name, *entry in entries}
+    except OSError as error:
+        raise ModelLoadFailed(f"{file.name} cannot be read: {error.strerror}. Download it again.") from error
+    except (struct.error, ValueError, KeyError, TypeError, ArithmeticError, MemoryError, RecursionError) as error:
         raise ModelLoadFailed(f"{file.name} is cut off or damaged in its header. Download it again.") from error
-    if (parts := metadata.get("split.count", 1)) > 1:
-        raise ModelUnsupported(f"{file.name} is one of {parts} parts. Join them with `llama-gguf-split --merge`.")
-    align = int(metadata.get("general.alignment", 32))
-    begin = -(-header_end // align) * align
-    tensors = {name: _place(file, entry, begin) for name, *entry in entries}
     end = max((header.end for header in tensors.values()), default=0)
     if end > size:
         raise ModelLoadFailed(f"{file.name} is cut off: {size} bytes of {end}. Download it again.")

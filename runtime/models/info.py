@@ -86,7 +86,10 @@ def read_model(path: str) -> ModelInfo:
     if place.is_file():
         if place.suffix.lower() != ".gguf":
             raise ModelUnsupported(f"{place.name} is no model: choose a .gguf file, or a folder with a config.json.")
-        return _gguf_info(place)
+        try:
+            return _gguf_info(place)
+        except (TypeError, ValueError, ArithmeticError) as error:
+            raise ModelLoadFailed(f"{place.name} does not describe a language model ({error!r}).") from error
     config = read_config(place)
     tensors = read_headers(place)
     if not tensors:
@@ -111,7 +114,11 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise ModelNotFound(f"{folder.name} {what}, so it is no model. Download the model again, or pick another.")
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except OSError as error:
+        raise ModelLoadFailed(
+            f"config.json of {folder.name} cannot be read: {error.strerror}. Download it again."
+        ) from error
+    except (ValueError, RecursionError) as error:
         raise ModelLoadFailed(f"config.json of {folder.name} is no JSON ({error}). Download it again.") from error
     if not isinstance(config, dict) or not config.get("model_type"):
         raise ModelLoadFailed(f"config.json of {folder.name} names no model_type. Download the file again.")
@@ -147,7 +154,7 @@ def _folder_info(place: Path, config: dict[str, Any], tensors: dict[str, TensorH
             tensors=tensors,
             config=config,
         )
-    except (KeyError, TypeError, ValueError, ZeroDivisionError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
         raise ModelLoadFailed(f"config.json of {place.name} does not describe a language model ({error!r}).") from error
 
 

@@ -13,6 +13,9 @@ PACKAGES = {
 }
 """quant_method -> (module, package) that transformers reads it with."""
 
+ONLY_EXLLAMAV2 = frozenset({"exl2"})
+"""What transformers has no reader for at all."""
+
 ELSEWHERE = {
     "awq": "load it with ExLlamaV2, which repacks it once",
     "gptq": "load it with ExLlamaV2",
@@ -22,6 +25,8 @@ ELSEWHERE = {
 
 def why_not_in_transformers(info: ModelInfo) -> str | None:
     """Why transformers cannot load this quantised model here, with the three ways; None where nothing is missing."""
+    if info.quant_method in ONLY_EXLLAMAV2:
+        return f"{info.quant_method} weights are ExLlamaV2's own: load them with that engine"
     if info.quant_method not in PACKAGES:
         return None
     module, package = PACKAGES[info.quant_method]

@@ -108,6 +108,18 @@ def _weight_map(index: Path) -> dict[str, str]:
 def read_header(file: str | Path) -> dict[str, TensorHeader]:
     """The tensors of one file by name, checked against the file's size."""
     file = Path(file)
+    try:
+        size, length, tensors = _read(file)
+    except OSError as error:
+        raise ModelLoadFailed(_broken(file, str(error.strerror))) from error
+    end = max((header.end for header in tensors.values()), default=8 + length)
+    if end > size:
+        raise ModelLoadFailed(_broken(file, f"it is cut off: {size} bytes of {end}"))
+    return tensors
+
+
+def _read(file: Path) -> tuple[int, int, dict[str, TensorHeader]]:
+    """(bytes of the file, bytes of its header, its tensors by name)."""
     size = os.path.getsize(file)
     with open(file, "rb") as stream:
         first = stream.read(8)
@@ -118,12 +130,9 @@ def read_header(file: str | Path) -> dict[str, TensorHeader]:
             entries = json.loads(stream.read(length))
             entries.pop("__metadata__", None)
             tensors = {name: _tensor(file, entry, 8 + length) for name, entry in entries.items()}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise ModelLoadFailed(_broken(file, f"its header is broken ({error})")) from error
-    end = max((header.end for header in tensors.values()), default=8 + length)
-    if end > size:
-        raise ModelLoadFailed(_broken(file, f"it is cut off: {size} bytes of {end}"))
-    return tensors
+    return size, length, tensors
 
 
 def _tensor(file: Path, entry: dict[str, Any], offset: int) -> TensorHeader:

@@ -75,6 +75,11 @@ class ChatTemplate:
                 f"The chat template cannot be read: {error.message} (line {error.lineno}). Correct it, or choose "
                 f"another one: {choices()}."
             ) from error
+        except Exception as error:  # constants are computed here already: whatever they raise is the template's fault
+            raise TemplateFailed(
+                f"The chat template cannot be read: {str(error) or type(error).__name__}. Correct it, or choose "
+                f"another one: {choices()}."
+            ) from error
         self.source = source
         self._special_tokens = dict(special_tokens)
 

@@ -35,7 +35,10 @@ def template_of(choice: str, folders: Sequence[str | Path]) -> str | None:
     """A choice as Prompt.template; raises ValueError where there is no such template."""
     files = template_files(folders)
     if choice in files:
-        return files[choice].read_text(encoding="utf-8")
+        try:
+            return files[choice].read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"The chat template {choice} cannot be read: {error}.") from error
     if choice not in (OWN_TEMPLATE, *built_in_names()):
         raise ValueError(f"There is no chat template {choice!r}. There are: {', '.join(template_choices(folders))}.")
     return None if choice == OWN_TEMPLATE else choice
@@ -72,6 +75,8 @@ def compose(
     thinking_tags: the opening and the closing tag, with a space or on two lines; empty finds them from the model
     stop_strings:  one a line, see parse_stop_strings
     """
+    if cleaning not in CLEANING:
+        raise ValueError(f"clean is {cleaning!r}; it is one of {', '.join(CLEANING)}.")
     if preset is not None:
         system, user = preset.system_text(system), preset.user_text(user)
     if not system and history and history[0].role == "system":

@@ -63,7 +63,7 @@ def parse(text: str, preset_id: str) -> Preset:
             head[name.strip()] = value.strip()
     clean = tuple(name.strip() for name in head.get("clean", "").split(",") if name.strip())
     if unknown := [name for name in clean if name not in {rule.name for rule in RULES}]:
-        raise ValueError(f"The preset {preset_id} has the cleaning rule {unknown[0]!r}, which there is not.")
+        raise ValueError(f"The preset {preset_id} has the unknown cleaning rule {unknown[0]!r}.")
     user = head.get("user", "{text}").replace("\\n", "\n")
     if "{text}" not in user:
         raise ValueError(
@@ -91,7 +91,10 @@ def load(preset_id: str, folders: Sequence[str | Path] = ()) -> Preset:
     files = find(folders)
     if preset_id not in files:
         raise ValueError(f"There is no preset {preset_id!r}. Presets are: {', '.join(files)}.")
-    return _read(files[preset_id], os.stat(files[preset_id]).st_mtime_ns, preset_id)
+    try:
+        return _read(files[preset_id], os.stat(files[preset_id]).st_mtime_ns, preset_id)
+    except OSError as error:
+        raise ValueError(f"The preset {preset_id} cannot be read: {error.strerror}.") from error
 
 
 @functools.lru_cache(maxsize=256)

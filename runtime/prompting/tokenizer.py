@@ -11,12 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ModelLoadFailed, ModelNotFound, ModelUnsupported
+from ..models.info import text_config
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 """What transformers hands to templates by name."""
+
+MAX_IDS = 2**32
+"""A tokenizer counts its ids in 32 bits."""
 
 _READ = (
     "tokenizer.json",
@@ -184,9 +188,9 @@ def _end_ids(path: Path) -> dict[int, list[str]]:
     found: dict[int, list[str]] = {}
     for name in ("generation_config.json", "config.json"):
         config = _json(path / name)
-        value = config.get("eos_token_id", (config.get("text_config") or {}).get("eos_token_id"))
+        value = config.get("eos_token_id", text_config(config).get("eos_token_id"))
         for one in value if isinstance(value, list) else [value]:
-            if isinstance(one, int):
+            if isinstance(one, int) and 0 <= one < MAX_IDS:  # some configs write -1 for none
                 found.setdefault(one, []).append(name)
     return found
 

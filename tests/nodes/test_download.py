@@ -26,7 +26,7 @@ def test_the_list_is_one_repository_a_line_with_remarks(node, tmp_path):
 
 def test_a_repository_that_is_not_on_the_list_gets_the_command_and_is_not_fetched(node, tmp_path, pack, monkeypatch):
     allow(tmp_path, "owner/good\n")
-    monkeypatch.setattr(node, "download", lambda *_, **__: pytest.fail("it was fetched"))
+    monkeypatch.setattr(pack("runtime.models.download"), "download", lambda *_, **__: pytest.fail("it was fetched"))
 
     sentence = node.Download.validate_inputs("stranger/huge")
 

@@ -151,3 +151,20 @@ def test_nothing_is_sent_without_a_client_id(pack, stubs):
     host.live_text(hidden=None, num_items=1).take(events.LoadProgress(done=1, total=2))
 
     stubs["server"].PromptServer.instance.send_sync.assert_not_called()
+
+
+@pytest.mark.parametrize(
+    ("lists", "words"),
+    [
+        ({"prompts": [None]}, "prompt is nothing. Wire in an LLM Prompt or a text."),
+        ({"prompts": ["a", 5]}, "Item 2 of prompt is a value of the kind int."),
+    ],
+)
+def test_a_value_that_no_socket_type_could_stop_is_told(lists, words, items):
+    with pytest.raises(ValueError, match=words):
+        items(**lists)
+
+
+def test_a_model_that_is_nothing_is_told(pack, generate):
+    with pytest.raises(ValueError, match=r"llm is nothing\. Wire in Load LLM"):
+        generate.items_of([None], ["a"], [0], [0], [pack("runtime").Sampling()], [0], ["error"])

@@ -128,3 +128,27 @@ def test_an_unknown_model_gets_a_sentence_that_says_what_is_there(load, tmp_path
 
 def test_a_wired_model_name_is_not_refused_before_it_is_known(load):
     assert load.LoadLLM.validate_inputs(None) is True
+
+
+def test_a_link_that_leads_in_a_circle_hides_no_other_model(models, tmp_path):
+    root = make(tmp_path, "one/config.json")
+    (tmp_path / "circle").symlink_to("circle")
+    (tmp_path / "self").symlink_to(tmp_path)
+
+    assert {"one", "self/one"} <= set(models.scan([root]).models)
+
+
+def test_a_link_to_a_file_that_is_gone_still_gives_a_mark(models, tmp_path):
+    root = make(tmp_path, "one/config.json")
+    before = models.revision(f"{root}/one")
+    (tmp_path / "one" / "model.safetensors").symlink_to("nowhere")
+
+    assert models.revision(f"{root}/one") != before
+
+
+def test_a_name_that_is_no_unicode_gives_a_mark(models, tmp_path):
+    root = make(tmp_path, os.fsdecode(b"caf\xe9.gguf"))
+
+    [path] = models.scan([root]).models.values()
+
+    assert models.revision(path)

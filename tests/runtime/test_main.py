@@ -36,3 +36,13 @@ def test_a_command_explains_its_options(name, capsys):
 
     assert ended.value.code == 0
     assert f"python -m runtime {name}" in capsys.readouterr().out
+
+
+def test_a_file_that_is_not_there_is_a_fault_told_in_a_sentence(monkeypatch, capsys):
+    def run(args):
+        raise FileNotFoundError(2, "No such file or directory", "turns.jsonl")
+
+    monkeypatch.setattr(commands.load("inspect"), "run", run)
+
+    assert main(["inspect", "m"]) == 1
+    assert capsys.readouterr().err == "turns.jsonl: No such file or directory.\n"

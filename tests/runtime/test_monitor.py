@@ -70,6 +70,18 @@ def test_many_readers_cost_one_look_and_nobody_looking_costs_none(watched):
     assert devices.num_reads == 2
 
 
+def test_what_came_or_went_is_told_at_once(watched):
+    runtime, monitor, _, _ = watched
+    before = monitor.read()
+
+    generate(runtime, spec())
+    loaded = monitor.read()
+    runtime.unload()
+
+    assert [len(state["models"]) for state in (before, loaded, monitor.read())] == [0, 1, 0]
+    assert loaded["live"] == []
+
+
 def test_a_reader_is_told_only_what_is_new_to_it(watched):
     runtime, monitor, _, now = watched
     generate(runtime, spec())

@@ -121,3 +121,27 @@ def test_testing_a_server_that_is_down_is_one_sentence(path):
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert "cannot be reached" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda path: path.write_text('{"profiles": {}}', encoding="utf-16"),
+        lambda path: path.mkdir(),
+        lambda path: path.symlink_to(path.name),
+    ],
+    ids=["UTF-16", "folder", "link in a circle"],
+)
+def test_a_file_that_cannot_be_opened_is_told_with_its_path(spoil, path):
+    path.parent.mkdir()
+    spoil(path)
+
+    with pytest.raises(ServerError, match=rf"^The profile file {path} cannot be read"):
+        profiles.read()
+
+
+def test_a_file_from_an_editor_that_marks_its_encoding_is_read(path):
+    path.parent.mkdir()
+    path.write_text('{"profiles": {"box": {"base_url": "http://box:1"}}}', encoding="utf-8-sig")
+
+    assert profiles.find("box").base_url == "http://box:1"

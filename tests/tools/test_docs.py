@@ -64,9 +64,9 @@ def test_every_sentence_of_the_tables_has_a_chinese_one():
 
 
 def test_a_figure_keeps_its_numbers_in_chinese(monkeypatch):
-    monkeypatch.setattr(docs, "chinese", lambda: {"TTFT, # tokens: # of #": "# token 的首字：# / #"})
+    monkeypatch.setattr(docs, "chinese", lambda: {"TTFT, # tokens: # of #": "# tk first: # / #"})
 
-    assert docs.translated("TTFT, 2027 tokens: 1.5 of 3", "zh") == "2027 token 的首字：1.5 / 3"
+    assert docs.translated("TTFT, 2027 tokens: 1.5 of 3", "zh") == "2027 tk first: 1.5 / 3"
 
 
 @pytest.mark.parametrize("name", ["residency", "exllamav2"])

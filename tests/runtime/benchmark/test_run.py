@@ -138,3 +138,9 @@ def test_comparing_tells_what_changed_beyond_noise():
 def test_a_plan_without_sense_is_refused(field, value):
     with pytest.raises(ValueError, match="it starts at"):
         replace(plan(), **{field: value})
+
+
+@pytest.mark.parametrize("fields", [{"contexts": (256, 99_999_999_999)}, {"batch_sizes": (1, 1_000_000)}])
+def test_a_plan_that_would_fill_the_memory_is_refused(fields):
+    with pytest.raises(ValueError, match="it ends at"):
+        plan(**fields)

@@ -57,7 +57,7 @@ def drain(making):
 def test_a_folder_holds_what_a_model_needs_and_neither_code_nor_pickles(hub, tmp_path):
     folder = drain(download("owner/good", tmp_path))
 
-    assert folder == tmp_path / "good"
+    assert list(tmp_path.iterdir()) == [folder] == [tmp_path / "good"]
     assert sorted(path.name for path in folder.iterdir() if path.name != FACTS_FILE) == NEEDED
     assert (folder / "model.safetensors").read_bytes() == WEIGHTS
     facts = json.loads((folder / FACTS_FILE).read_text())

@@ -4,7 +4,7 @@ import struct
 import pytest
 
 from runtime.errors import ModelLoadFailed, ModelNotFound, ModelUnsupported
-from runtime.models.footprint import kv_bytes
+from runtime.models.footprint import kv_bytes, weights_bytes
 from runtime.models.info import kv_geometry, layer_types, read_model
 from runtime.models.rope import context_len_of
 
@@ -261,3 +261,72 @@ def test_keys_and_values_of_a_32b_take_256_kib_a_token(folder):
     info = read_model(str(folder))
 
     assert kv_bytes(info, 32768, "fp16", "fp16") == 32768 * 256 * 1024
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda file: (file.unlink(), file.symlink_to("gone")),
+        lambda file: (file.unlink(), file.mkdir()),
+        lambda file: file.write_bytes(struct.pack("<Q", 40000) + b'{"a":' * 8000),
+    ],
+    ids=["dangling link", "folder", "nested without end"],
+)
+def test_weights_that_cannot_be_read_are_told(spoil, folder):
+    spoil(folder / "model.safetensors")
+
+    with pytest.raises(ModelLoadFailed, match=r"^model\.safetensors of .* cannot be read: .*Download the file again"):
+        read_model(str(folder))
+
+
+@pytest.mark.parametrize(
+    "config",
+    ["[" * 100_000, json.dumps({**CONFIG, "hidden_size": float("inf")}), json.dumps({**CONFIG, "vocab_size": 1e999})],
+    ids=["nested without end", "infinite width", "infinite vocabulary"],
+)
+def test_an_absurd_config_is_told(config, folder):
+    (folder / "config.json").write_text(config)
+
+    with pytest.raises(ModelLoadFailed, match=r"^config\.json of "):
+        read_model(str(folder))
+
+
+def test_an_empty_text_config_counts_for_nothing(folder):
+    (folder / "config.json").write_text(json.dumps({**CONFIG, "text_config": None}))
+
+    assert weights_bytes(read_model(str(folder)), "fp32") == 44
+
+
+def gguf(*pairs):
+    """A GGUF header of version 3 with one empty tensor: (key, kind of value, bytes of it) each."""
+    keys = (struct.pack("<Q", len(key)) + key + struct.pack("<I", kind) + value for key, kind, value in pairs)
+    tensor = struct.pack("<Q", 1) + b"t" + struct.pack("<IQIQ", 1, 0, 0, 0)
+    return b"GGUF" + struct.pack("<IQQ", 3, 1, len(pairs)) + b"".join(keys) + tensor + bytes(64)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 2**63),
+        gguf((b"a", 9, struct.pack("<IQ", 12, 2**60))),
+        gguf((b"a", 9, struct.pack("<IQQ", 8, 65, 2**62))),
+        gguf((b"a", 9, struct.pack("<IQ", 9, 1) * 2000)),
+        gguf((b"general.alignment", 4, struct.pack("<I", 0))),
+        gguf((b"general.alignment", 8, struct.pack("<Q", 1) + b"x")),
+        gguf((b"split.count", 8, struct.pack("<Q", 1) + b"x")),
+    ],
+    ids=["long key", "long array", "long string", "nested arrays", "no alignment", "worded alignment", "worded parts"],
+)
+def test_a_gguf_of_absurd_counts_is_told(raw, tmp_path):
+    (tmp_path / "m.gguf").write_bytes(raw)
+
+    with pytest.raises(ModelLoadFailed, match=r"^m\.gguf "):
+        read_model(str(tmp_path / "m.gguf"))
+
+
+def test_a_gguf_whose_numbers_are_words_is_told(tmp_path):
+    word = struct.pack("<Q", 1) + b"x"
+    (tmp_path / "m.gguf").write_bytes(gguf((b"general.architecture", 8, word), (b"x.block_count", 8, word)))
+
+    with pytest.raises(ModelLoadFailed, match=r"^m\.gguf does not describe"):
+        read_model(str(tmp_path / "m.gguf"))

@@ -47,6 +47,10 @@ def test_with_its_package_a_4bit_folder_is_left_to_transformers(tmp_path, monkey
     assert why_not_in_transformers(read_model(folder)) is None
 
 
+def test_exl2_is_never_given_to_transformers():
+    assert "ExLlamaV2's own" in why_not_in_transformers(SimpleNamespace(quant_method="exl2"))
+
+
 def test_plain_weights_need_no_package(tmp_path):
     folder = write_folder(tmp_path, TINY_QWEN2, tiny_qwen2_weights())
     config = json.loads((folder / "config.json").read_text())

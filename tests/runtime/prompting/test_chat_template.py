@@ -221,3 +221,8 @@ def test_a_model_that_is_not_there_is_named():
 def test_a_template_cannot_run_on_and_on():
     with pytest.raises(TemplateFailed, match="Range too big"):
         ChatTemplate("{% for i in range(10**9) %}x{% endfor %}", {}).render([("user", "x")], {})
+
+
+def test_a_template_whose_constants_fail_says_so():
+    with pytest.raises(TemplateFailed, match=r"^The chat template cannot be read: .*Correct it"):
+        ChatTemplate("{{ 2 ** 100000 }}", {})

@@ -68,3 +68,16 @@ def test_a_preview_needs_the_models_own_tokenizer(model_folder):
 
     assert preview(ModelSpec(model=folder), prompt) == Prompter.load(folder).encode(prompt)
     assert preview(ModelSpec(model="served-model"), prompt) is None
+
+
+def test_an_unknown_way_to_clean_is_told():
+    with pytest.raises(ValueError, match=r"^clean is 'spotless'; it is one of preset, off, text"):
+        compose(system="", user="x", cleaning="spotless")
+
+
+@pytest.mark.parametrize("spoil", [lambda file: file.symlink_to("gone"), lambda file: file.write_bytes(b"\xff")])
+def test_a_template_that_cannot_be_read_is_told(spoil, tmp_path):
+    spoil(tmp_path / "broken.jinja")
+
+    with pytest.raises(ValueError, match=r"^The chat template my/broken cannot be read: "):
+        template_of("my/broken", [tmp_path])

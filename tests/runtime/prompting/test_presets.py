@@ -49,7 +49,7 @@ def test_a_users_preset_stands_beside_the_bundled_ones(tmp_path):
         ("Write.", "must begin with a head between two lines of ---"),
         ("---\ntitle: x\nWrite.", "must begin with a head"),
         ("---\ncolour: red\n---\nWrite.", "'colour: red' in line 2; its head holds title, about, clean, user"),
-        ("---\nclean: sparkle\n---\nWrite.", "cleaning rule 'sparkle', which there is not"),
+        ("---\nclean: sparkle\n---\nWrite.", "unknown cleaning rule 'sparkle'"),
         ("---\nuser: fixed\n---\nWrite.", "without {text}, so what the user writes would be lost"),
     ],
 )
@@ -63,3 +63,11 @@ def test_a_faulty_preset_says_what_is_wrong(text, words, tmp_path):
 def test_an_unknown_preset_lists_those_there_are(tmp_path):
     with pytest.raises(ValueError, match=r"no preset 'x'. Presets are: camera-angles"):
         presets.load("x", [tmp_path])
+
+
+@pytest.mark.parametrize("spoil", [lambda file: file.symlink_to("gone"), lambda file: file.mkdir()])
+def test_a_preset_that_cannot_be_read_is_told(spoil, tmp_path):
+    spoil(tmp_path / "broken.md")
+
+    with pytest.raises(ValueError, match=r"^The preset my/broken cannot be read: "):
+        presets.load("my/broken", [tmp_path])

@@ -205,3 +205,10 @@ def test_only_the_last_few_encoded_prompts_are_remembered(make):
         prompter.encode(Prompt.of(f"another {number}"))
 
     assert prompter.encode(Prompt.of("first")) is not first
+
+
+@pytest.mark.parametrize("absurd", [-1, 2**70])
+def test_an_end_id_that_no_tokenizer_has_counts_for_nothing(absurd, make):
+    prompter = make(CHATML, generation_config={"eos_token_id": [2, absurd]})
+
+    assert set(stop(prompter)) == {"</s>", "<|im_end|>"}
