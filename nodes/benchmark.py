@@ -2,59 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import logging
-import os
 from collections.abc import Sequence
-from datetime import datetime, timezone
 
 from comfy_api.latest import io
 
 from ..runtime import ModelSpec
-from ..runtime.benchmark.environment import environment
-from ..runtime.benchmark.plan import Plan
-from ..runtime.benchmark.plot import plot_of
-from ..runtime.benchmark.rows import Row
-from ..runtime.benchmark.run import Progress, RowDone, run
-from ..runtime.benchmark.stage import time_stage
-from ..runtime.benchmark.table import table_of
-from ..runtime.telemetry import clock
 from . import host
 from .schema import advanced, schema
 from .types import LLM
-
-log = logging.getLogger(__name__)
-
-FOLDER = "resident_llm_bench"
-
-
-def numbers(text: str, what: str) -> tuple[int, ...]:
-    """Whole numbers from "256, 1024"; raises ValueError naming the widget."""
-    try:
-        return tuple(int(part) for part in text.replace(" ", "").split(",") if part)
-    except ValueError:
-        raise ValueError(f"{what} is {text!r}; write whole numbers such as 256, 1024.") from None
-
-
-def new_file() -> str:
-    """Where this benchmark's rows go: below ComfyUI's output folder, a file for each run."""
-    folder = os.path.join(host.output_folder(), FOLDER)
-    os.makedirs(folder, exist_ok=True)
-    at = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S-%f")
-    return os.path.join(folder, f"bench-{at}.json")
-
-
-def write(file: str, rows: Sequence[Row], stage: Row | None) -> str:
-    """Write all that is known so far; return it as JSON. A full disk must not lose what was measured for minutes."""
-    text = json.dumps({"environment": environment(), "rows": rows, "stage": stage}, indent=1)
-    try:
-        with open(file + ".part", "w", encoding="utf-8") as part:
-            part.write(text)
-        os.replace(file + ".part", file)
-    except OSError as error:
-        log.warning("The benchmark goes on, but its rows cannot be written to %s: %s", file, error)
-    return text
 
 
 class Benchmark(io.ComfyNode):
@@ -129,6 +84,9 @@ class Benchmark(io.ComfyNode):
         llm_4: Sequence[ModelSpec] = (),
     ) -> io.NodeOutput:
         specs = tuple(one for one in (*llm, *llm_2, *llm_3, *llm_4) if one is not None)
+        from ..runtime.benchmark.plan import Plan  # loaded when a benchmark runs, not when ComfyUI starts
+        from .benchmark_run import measure, numbers
+
         plan = Plan(
             specs=specs,
             contexts=numbers(contexts[0], "contexts"),
@@ -139,31 +97,5 @@ class Benchmark(io.ComfyNode):
             kv_caches=tuple(part.strip() for part in kv_caches[0].split(",") if part.strip()),
             has_checks=check[0],
         )
-        file, rows = new_file(), []
-        with host.using(cls.hidden, specs), host.translated_errors():
-            bar = host.progress_bar(cls.hidden, plan.num_runs)
-            with contextlib.closing(run(plan, host.runtime())) as benchmarking:
-                for event in benchmarking:
-                    host.check_interrupt()
-                    if isinstance(event, Progress):
-                        bar.update_absolute(event.done, event.total)
-                    elif isinstance(event, RowDone):
-                        rows.append(event.row)
-                        write(file, rows, None)
-            stage = _stage(next(plan.cells()).specs[0]) if with_stage[0] else None
-        text = write(file, rows, stage)
-        table = table_of(rows)
-        return io.NodeOutput(table, host.image_of(plot_of(rows)), text, ui={"text": [table], "file": [file]})
-
-
-def _stage(spec: ModelSpec) -> Row:
-    """What a Generate Text stage of the first model costs the graph; `node_s` is all of it as ComfyUI sees it."""
-    began = clock()
-    staging = time_stage(host.runtime(), spec)
-    with contextlib.closing(staging):
-        while True:
-            try:
-                next(staging)
-            except StopIteration as end:
-                return {**end.value, "node_s": clock() - began}
-            host.check_interrupt()
+        table, plot, rows, file = measure(plan, cls.hidden, with_stage=with_stage[0])
+        return io.NodeOutput(table, plot, rows, ui={"text": [table], "file": [file]})

@@ -8,7 +8,6 @@ from typing import Any
 from comfy_api.latest import io
 
 from ..runtime.telemetry import clock
-from ..runtime.timeline import timeline_of
 from . import host
 from .schema import schema
 
@@ -71,6 +70,8 @@ class Monitor(io.ComfyNode):
 
     @classmethod
     def execute(cls, value: Any = None) -> io.NodeOutput:
+        from ..runtime.timeline import timeline_of
+
         now, monitor = clock(), host.monitor()
         began = _start.note(host.prompt_id(), now)
         monitor.forget()

@@ -143,6 +143,8 @@ def read(path: Path | None = None) -> dict[str, Profile]:
     found = {profile.name: profile for profile in BUILT_IN}
     path = path or default_path()
     try:
+        if path.exists() and not path.is_file():
+            raise OSError("it is no plain file")
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         return found

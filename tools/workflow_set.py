@@ -88,7 +88,7 @@ def prompt_expansion() -> Workflow:
             Node("sampling", "ResidentSampling", {"repetition_penalty": 1.1}, number=3),
         ],
         [prompt],
-        [generate(max_tokens=60, seed=42, number=4)],
+        [generate(max_tokens=60, seed=6, number=4)],
     ]
     about = note(
         "Prompt expansion",

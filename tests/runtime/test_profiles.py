@@ -145,3 +145,8 @@ def test_a_file_from_an_editor_that_marks_its_encoding_is_read(path):
     path.write_text('{"profiles": {"box": {"base_url": "http://box:1"}}}', encoding="utf-8-sig")
 
     assert profiles.find("box").base_url == "http://box:1"
+
+
+def test_a_profile_file_that_never_ends_is_not_read():
+    with pytest.raises(ServerError, match="it is no plain file"):
+        profiles.read(Path("/dev/zero"))

@@ -24,6 +24,9 @@ BOXES = """() => Object.fromEntries(app.graph.nodes.map((node) => {
     return [node.id, [node.pos[0], node.pos[1] - 30, node.pos[0] + width, node.pos[1] + height]];
 }))"""
 """Left, top, right, bottom of each node as it is drawn, its title included."""
+SHOWN = """(type) => app.graph.nodes.find((node) => node.type === type)?.widgets
+    .find((widget) => ['stream', 'review'].includes(widget.name))?.element.textContent ?? ''"""
+"""What the display on the node of a type says."""
 STATE = """async () => ({
     prompt: (await app.graphToPrompt()).output,
     missing: app.graph.nodes.filter((node) => !node.constructor.nodeData && node.type !== 'Note')
@@ -56,3 +59,9 @@ def check_opened(page: UI, info: dict[str, Any], path: Path) -> None:
     for (one, a), (other, b) in itertools.combinations(boxes.items(), 2):
         apart = a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1]
         assert apart, json.dumps({one: a, other: b})
+
+
+def run_and_wait(page: UI, kind: str, what: str) -> None:
+    """Press Run and wait until the display of the node of this type says something."""
+    page.run()
+    page.page.wait_for_function(f"([kind, what]) => ({SHOWN})(kind).includes(what)", arg=[kind, what], timeout=120_000)

@@ -12,9 +12,7 @@ import pytest
 from tests.host.browser import RENDERERS, open_ui
 from tests.tiny.checkpoint import write_checkpoint
 from tests.workflows.files import FILES, FOLDER, NAMES, quick_file, read
-from tests.workflows.page import OUR_NODES, SETTINGS, check_opened
-from tools.fault import Fault
-from tools.frontend import frontend
+from tests.workflows.page import OUR_NODES, SETTINGS, SHOWN, check_opened, run_and_wait
 
 pytestmark = pytest.mark.browser
 
@@ -34,8 +32,6 @@ def test_it_opens_with_all_nodes_and_values_in_their_places(page, path):
     check_opened(page, page.info, path)
 
 
-SHOWN = """(type) => app.graph.nodes.find((node) => node.type === type)?.widgets
-    .find((widget) => ['stream', 'review'].includes(widget.name))?.element.textContent ?? ''"""
 EDITED = """() => Object.fromEntries(app.graph.nodes.find((node) => node.type === 'ResidentReview').widgets
     .filter((widget) => ['edited', 'edit_of'].includes(widget.name)).map((widget) => [widget.name, widget.value]))"""
 OPEN_IMAGE = """async (path) => {
@@ -47,11 +43,6 @@ NOTICE = """async (text) => {
     const { api } = await import('/scripts/api.js');
     api.dispatchEvent(new CustomEvent('resident.notice', {detail: {text}}));
 }"""
-
-
-def run_and_wait(page, kind, what):
-    page.run()
-    page.page.wait_for_function(f"([kind, what]) => ({SHOWN})(kind).includes(what)", arg=[kind, what], timeout=120_000)
 
 
 def newest_image(comfy):
@@ -96,23 +87,3 @@ def test_a_notice_of_the_server_becomes_a_toast(page):
     page.page.evaluate(NOTICE, "tiny is back on cuda:0: 1 GB.")
 
     page.wait_for_text("tiny is back on cuda:0: 1 GB.", timeout_s=10)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("renderer", RENDERERS)
-def test_the_newest_page_opens_them_too(comfy_with, renderer):
-    try:
-        root = frontend()
-    except Fault as fault:
-        pytest.skip(str(fault))
-    comfy = comfy_with("--front-end-root", str(root))
-    write_checkpoint(comfy.base / "models" / "checkpoints")
-    comfy.use_settings(SETTINGS)
-    info = comfy.get("/object_info")
-
-    with open_ui(comfy, renderer=renderer, node_types=OUR_NODES) as ui:
-        for path in FILES:
-            check_opened(ui, info, path)
-        seed = {"seed": random.SystemRandom().randrange(2**40)}
-        ui.load_workflow(quick_file(read(FOLDER / "01-prompt-expansion.json"), info, ResidentGenerate=seed))
-        run_and_wait(ui, "ResidentGenerate", "6 tokens")
