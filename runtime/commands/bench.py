@@ -38,15 +38,17 @@ def _numbers(text: str) -> tuple[int, ...]:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("models", metavar="MODEL", nargs="+", help="model folders or .gguf files; or: compare A B")
     parser.add_argument("--contexts", type=_numbers, default=(256, 1024), help="prompt lengths in tokens: 256,1024")
-    parser.add_argument("--output-tokens", type=int, default=64)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--output-tokens", type=int, default=64, help="tokens of each answer; default: 64")
+    parser.add_argument("--repeats", type=int, default=3, help="runs that are counted; default: 3")
     parser.add_argument("--warmup", type=int, default=1, help="runs that are not counted")
     parser.add_argument("--batch", type=_numbers, default=(1,), help="requests at once: 1,4")
     parser.add_argument("--kv", default="auto", help="precisions of the KV cache: fp16,q4")
     parser.add_argument("--engine", action="append", default=[], help="for each model in turn; the last one repeats")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--attention", default="auto")
+    parser.add_argument("--device", default="auto", help="auto, cpu, or a GPU such as cuda:0")
+    parser.add_argument("--dtype", default="auto", help="precision of the weights: auto, fp32, bf16, fp16")
+    parser.add_argument(
+        "--attention", default="auto", help="auto, sdpa, flash_attention_2, eager; the report says which one ran"
+    )
     parser.add_argument("--check", action="store_true", help="run the sanity checks before a row counts")
     parser.add_argument(
         "--quality",

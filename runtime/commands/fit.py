@@ -17,8 +17,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--beside", type=float, default=0, metavar="GB", help="size of a diffusion model beside it, in GB"
     )
-    parser.add_argument("--tokens", type=int, default=2048, help="tokens in the cache, for the ceiling")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--tokens", type=int, default=2048, help="tokens in the cache, for the ceiling; default: 2048")
+    parser.add_argument("--json", action="store_true", help="print one object instead of lines")
 
 
 def run(args: argparse.Namespace) -> int:

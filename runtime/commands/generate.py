@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompt", required=True, help="what the user says; - reads it from stdin")
     parser.add_argument("--system", default="", help="the system message")
     parser.add_argument("--max-tokens", type=int, help="most output tokens; default: all that fit the context")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="the same seed gives the same text; default: 0")
     sampling = parser.add_argument_group("sampling (the defaults are the model's own distribution)")
     sampling.add_argument("--temperature", type=float, default=1.0, help="0 is greedy")
     sampling.add_argument("--top-p", type=float, default=1.0, help="1 is off")
@@ -32,10 +32,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     thinking.add_argument("--thinking", choices=get_args(Thinking), default="auto")
     thinking.add_argument("--thinking-budget", type=int, help="tokens after which the thinking block is closed")
     loading = parser.add_argument_group("loading")
-    loading.add_argument("--engine", default="auto")
-    loading.add_argument("--device", default="auto")
-    loading.add_argument("--dtype", default="auto")
-    loading.add_argument("--attention", default="auto")
+    loading.add_argument(
+        "--engine", default="auto", help="default: the first that can run MODEL here; inspect lists them"
+    )
+    loading.add_argument("--device", default="auto", help="auto, cpu, or a GPU such as cuda:0")
+    loading.add_argument("--dtype", default="auto", help="precision of the weights: auto, fp32, bf16, fp16")
+    loading.add_argument(
+        "--attention", default="auto", help="auto, sdpa, flash_attention_2, eager; the report says which one ran"
+    )
     loading.add_argument("--kv-cache", default="auto", help="precision of the KV cache: auto, fp16, q8, q6, q4")
     loading.add_argument("--context-len", type=int, help="most tokens, prompt and output together")
     loading.add_argument(
