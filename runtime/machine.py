@@ -106,6 +106,7 @@ def look() -> dict[str, object]:
         "engines": [
             {"name": row.name, "title": row.title, "why_unavailable": row.why_unavailable(), "install": row.install}
             for row in ENGINES
+            if row.name != "scripted"
         ],
         "patches": [asdict(state) for state in patches.registry().states()],
         "model_folders": [asdict(folder) for folder in model_folders()],

@@ -55,9 +55,14 @@ def _of_comfyui(comfyui: Path) -> Iterator[Path]:
 
 
 def _models(root: Path) -> list[str]:
-    """Folders with a config and weights, and .gguf files, at most two levels down; nothing that is hidden."""
+    """Folders with a config and weights, and .gguf files, at most two levels down; nothing hidden or unfinished."""
     found = [file for depth in ("*", "*/*") for file in root.glob(f"{depth}.gguf")]
     configs = [file.parent for depth in ("*", "*/*") for file in root.glob(f"{depth}/config.json")]
     found += [folder for folder in configs if any(folder.glob("*.safetensors"))]
     names = sorted(path.relative_to(root).as_posix() for path in found)
-    return [name for name in names if not any(part.startswith(".") for part in name.split("/"))]
+    return [name for name in names if not any(_is_unfinished(part) for part in name.split("/"))]
+
+
+def _is_unfinished(name: str) -> bool:
+    """Whether a folder is hidden, or still being written."""
+    return name.startswith(".") or name.endswith(".partial")

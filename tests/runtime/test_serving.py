@@ -198,3 +198,16 @@ def test_a_vllm_that_is_not_there_is_told_with_how_to_get_it():
 
     with pytest.raises(EngineUnavailable, match="pip install vllm"):
         ManagedServer(Plan(argv=(os.path.join("nowhere", "vllm"),)), "http://127.0.0.1:9")
+
+
+@pytest.mark.parametrize(
+    "launcher, begins",
+    [
+        (("vllm", "serve"), ["vllm", "serve", "MODEL", "--served-model-name"]),
+        (("python", "-m", "x.api_server"), ["python", "-m", "x.api_server", "--model", "MODEL"]),
+    ],
+)
+def test_the_model_stands_where_that_launcher_wants_it(launcher, begins):
+    argv = list(plan(model(), Wish(served_name="m"), [], launcher).argv)
+
+    assert argv[: len(begins)] == [model().path if word == "MODEL" else word for word in begins]
