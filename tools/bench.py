@@ -2,8 +2,9 @@
 
     python -m tools.bench [--rounds N] [--max-tokens N]
 
-Both run the same model on the same prompt greedily for the same number of tokens, in turn, each while the other is
-idle. The figures are printed, and kept in .build/bench.jsonl with the commit and the machine; nothing is asserted.
+Both run the same model on the same prompt greedily for the same number of tokens, in turn, in one server process: what
+the process itself costs falls on both. The figures are printed, and kept in .build/bench.jsonl with the commit and the
+machine; nothing is asserted.
 """
 
 from __future__ import annotations
@@ -16,15 +17,18 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tools.comfyui import BUILD, ROOT, ComfyUI
+from tools.comfyui import BUILD, PACK_NAME, ROOT, ComfyUI
 from tools.fault import Fault, told
 from tools.model import make_model
 from tools.prompt_run import run_prompt
 from tools.run import FIRST_WORKFLOW, has_gpu, read_prompt
+
+LONG_TASK = "Tell a long story about a lighthouse keeper, his daughter and a storm."
+"""Something that a small model does not end before the tokens are spent."""
 
 
 def node_of(prompt: dict[str, Any], class_type: str) -> str:
@@ -44,31 +48,23 @@ def through_the_node(comfy: ComfyUI, prompt: dict[str, Any], seed: int) -> tuple
     return report["decode_tokens_per_s"], report["num_output_tokens"]
 
 
-def bare_loop(model_path: Path, prompt: dict[str, Any], device: str) -> Callable[[int], float]:
-    """A function from a number of tokens to the decode tok/s of the plainest loop there is."""
-    import torch
-    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
-
-    model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32).to(device)
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(model_path)
+def bare_loop(
+    comfy: ComfyUI, prompt: dict[str, Any], model_path: Path, device: str, num_tokens: int, run: int
+) -> float:
+    """Decode tok/s of the plainest loop there is, on the same messages, in the same process: a node for this alone."""
     texts = prompt[node_of(prompt, "ResidentPrompt")]["inputs"]
-    messages = [{"role": role, "content": texts[role]} for role in ("system", "user")]
-    encoded = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
-    ids = encoded["input_ids"].to(device)
-
-    def decode_rate(num_tokens: int) -> float:
-        with torch.inference_mode():
-            output = model(ids, use_cache=True)
-            token = output.logits[:, -1].argmax(-1, keepdim=True)
-            token.item()
-            began_at = time.perf_counter()
-            for _ in range(num_tokens - 1):
-                output = model(token, cache=output.cache, use_cache=True)
-                token = output.logits[:, -1].argmax(-1, keepdim=True)
-                token.item()
-            return (num_tokens - 1) / (time.perf_counter() - began_at)
-
-    return decode_rate
+    messages = [{"role": role, "content": texts[role]} for role in ("system", "user") if texts[role]]
+    inputs = {
+        "model_path": str(model_path),
+        "device": device,
+        "messages": json.dumps(messages),
+        "num_tokens": num_tokens,
+        "run": run,
+    }
+    done = run_prompt(comfy, {"1": {"class_type": "BenchBareLoop", "inputs": inputs}})
+    if done.status != "success":
+        raise Fault(f"The bare loop ended as {done.status}: {done.error}")
+    return float(done.outputs["1"]["rate"][0])
 
 
 def measure(num_rounds: int, max_tokens: int) -> dict[str, Any]:
@@ -77,18 +73,20 @@ def measure(num_rounds: int, max_tokens: int) -> dict[str, Any]:
     prompt = read_prompt(FIRST_WORKFLOW)
     prompt[node_of(prompt, "ResidentLoadLLM")]["inputs"].update(engine="transformers", dtype="float32")
     prompt[node_of(prompt, "ResidentSampling")]["inputs"].update(temperature=0.0, repetition_penalty=1.0)
+    prompt[node_of(prompt, "ResidentPrompt")]["inputs"].update(system="", user=LONG_TASK)
     prompt[node_of(prompt, "ResidentGenerate")]["inputs"]["max_tokens"] = max_tokens
     is_on_gpu = has_gpu()
-    bare = bare_loop(model_path, prompt, "cuda" if is_on_gpu else "cpu")
+    device = "cuda" if is_on_gpu else "cpu"
+    packs = {PACK_NAME: ROOT, "bare-loop": ROOT / "tools" / "bare_loop"}
     node_rates: list[float] = []
     bare_rates: list[float] = []
-    with ComfyUI(BUILD / "run", models=[model_path], is_on_cpu=not is_on_gpu) as comfy:
+    with ComfyUI(BUILD / "run", packs=packs, models=[model_path], is_on_cpu=not is_on_gpu) as comfy:
         _, num_tokens = through_the_node(comfy, prompt, seed=0)
-        bare(num_tokens)
+        bare_loop(comfy, prompt, model_path, device, num_tokens, run=0)
         for seed in range(1, num_rounds + 1):
             rate, num_tokens = through_the_node(comfy, prompt, seed)
             node_rates.append(rate)
-            bare_rates.append(bare(num_tokens))
+            bare_rates.append(bare_loop(comfy, prompt, model_path, device, num_tokens, run=seed))
             print(f"round {seed}: node {rate:.2f} tok/s, bare loop {bare_rates[-1]:.2f} tok/s", flush=True)
     return summary(node_rates, bare_rates, num_tokens)
 
