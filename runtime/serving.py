@@ -99,7 +99,7 @@ def plan(info: ModelInfo, wish: Wish, cards: Sequence[Card], launcher: Sequence[
     if info.format == "gguf":
         raise ValueError("vLLM is not made for GGUF files. Use the engine llamacpp for them, or an AWQ or GPTQ folder.")
     notes: list[str] = []
-    model = [info.path] if launcher[-1] == "serve" else ["--model", info.path]  # `vllm serve` takes it by place
+    model = [info.path] if "serve" in launcher[-1:] else ["--model", info.path]  # `vllm serve` takes it by place
     argv = [*launcher, *model, "--served-model-name", wish.served_name]
     argv += ["--host", wish.host, "--port", str(wish.port), "--enable-prompt-tokens-details"]
     if wish.tensor_parallel > 1:

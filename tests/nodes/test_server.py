@@ -32,15 +32,14 @@ def fresh_seed():
     return random.SystemRandom().randrange(2**40)
 
 
-def test_every_node_is_there_and_every_input_and_output_is_explained(info):
-    assert {"ResidentLoadLLM", "ResidentPrompt", "ResidentSampling", "ResidentGenerate", "ResidentFree"} <= set(info)
+def test_every_node_is_there_and_every_input_and_output_is_explained(info, pack):
+    assert len(info) == len(pack("nodes").NODES)  # this host leaves out a node whose output has an input's id
     for name, node in info.items():
         inputs = {**node["input"].get("required", {}), **node["input"].get("optional", {})}
         unexplained = [key for key, (_, options) in inputs.items() if not options.get("tooltip")]
         assert not unexplained, name
         assert node["description"] and node["display_name"] and node["category"].startswith("Resident LLM")
         assert all(node["output_tooltips"]), name
-        assert not set(node["output_name"]) & set(inputs), name
 
 
 def test_every_node_has_a_help_page(info):
@@ -195,7 +194,7 @@ def test_a_model_that_is_not_in_the_menu_is_refused_with_a_sentence(scripted, mo
 
     assert run.status == "rejected"
     [error] = run.error["node_errors"]["1"]["errors"]
-    assert sentence in error["details"] and "script-quick" in error["details"]
+    assert sentence in error["details"] and "There are: script-" in error["details"]
 
 
 def test_an_empty_prompt_is_one_sentence_on_the_node(scripted):

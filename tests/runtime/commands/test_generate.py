@@ -87,6 +87,7 @@ def test_ctrl_c_cancels_quietly_with_130():
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background ignores it
     )
     running.stdout.read(3)
 
