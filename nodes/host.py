@@ -33,7 +33,7 @@ ANY_TYPE: str = IO.ANY
 
 STREAM_EVENT = "resident.stream"
 NOTICE_EVENT = "resident.notice"
-BAR_GAP_S = 0.1
+BAR_GAP_S = 0.5
 
 Answer = TypeVar("Answer")
 
