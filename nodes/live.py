@@ -1,4 +1,4 @@
-"""Live text: events in, messages for the browser out, at most 8 a second: each costs a decode step on a small CPU about a tenth of itself."""
+"""Live text: events in, messages for the browser out, at most 8 a second."""
 
 from __future__ import annotations
 
