@@ -138,8 +138,20 @@ def build(model_class: Any, config: Any, tensors: dict[str, torch.Tensor], dtype
             ignore_mismatched_sizes=True,
             local_files_only=True,
         )
-    check_found(found, len(list(model.parameters())))
+    check_found(_with_shapes(found, tensors, model), len(list(model.parameters())))
     return model
+
+
+def _with_shapes(found: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], model: Any) -> dict[str, Any]:
+    """The loading info with (name, stored shape, wanted shape) of what does not fit; transformers 4.57 gives names."""
+    wanted = {name: tuple(one.shape) for name, one in model.named_parameters()}
+    shaped = [
+        (one, tuple(tensors[one].shape), wanted[one])
+        if isinstance(one, str) and one in tensors and one in wanted
+        else one
+        for one in found["mismatched_keys"]
+    ]
+    return {**found, "mismatched_keys": shaped}
 
 
 def check_found(found: Mapping[str, Any], num_parameters: int) -> None:
