@@ -13,14 +13,19 @@ import jinja2.ext
 import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ..errors import TemplateFailed
 from ..request import Option
 from .template_choice import choices
+from .template_sandbox import ALLOWANCE, BoundedEnvironment, Exhausted
 
 Messages = Sequence[tuple[str, str]]
 """(role, text) of each turn."""
+
+PER_CHARACTER, PER_MESSAGE = 64, 20_000
+"""What a template may do more for each character and message that it is given."""
+
+MAX_JSON_WIDTH = 16
 
 
 class _Generation(jinja2.ext.Extension):
@@ -41,19 +46,23 @@ def _raise_exception(message: str) -> NoReturn:
 def _to_json(
     value: Any,
     ensure_ascii: bool = False,
-    indent: int | None = None,
+    indent: int | str | None = None,
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
     """JSON without the HTML escapes of Jinja's own filter."""
+    widths = [len(one) if isinstance(one, str) else one for one in (indent, *(separators or ())) if one is not None]
+    if max(widths, default=0) > MAX_JSON_WIDTH:
+        raise jinja2.TemplateError(f"tojson takes an indent and separators of up to {MAX_JSON_WIDTH} characters.")
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
+def _environment() -> BoundedEnvironment:
+    environment = BoundedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
     )
     environment.filters["tojson"] = _to_json
+    environment.bound_filters()
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
     return environment
@@ -62,11 +71,13 @@ def _environment() -> ImmutableSandboxedEnvironment:
 class ChatTemplate:
     """One template, compiled.
 
+    title:     how a message names it
     variables: the names that it reads and does not set itself, such as `enable_thinking`
     """
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        environment = _environment()
+    def __init__(self, source: str, special_tokens: Mapping[str, str], title: str = "The chat template") -> None:
+        self._allowance = (environment := _environment()).allowance
+        self._title = title
         try:
             self.variables = jinja2.meta.find_undeclared_variables(environment.parse(source))
             self._template = environment.from_string(source)
@@ -88,8 +99,15 @@ class ChatTemplate:
         variables: dict[str, Any] = {"tools": None, "documents": None, **self._special_tokens, **options}
         variables["messages"] = [{"role": role, "content": text} for role, text in messages]
         variables["add_generation_prompt"] = add_generation_prompt
+        size = len(self.source) + sum(len(text) for _, text in messages)
+        self._allowance.left = ALLOWANCE + PER_CHARACTER * size + PER_MESSAGE * len(messages)
         try:
             return self._template.render(variables)
+        except Exhausted as error:
+            raise TemplateFailed(
+                f"{self._title} was stopped: it makes more text, or does more, than {len(messages)} messages with "
+                f"{size} characters can need. Choose another one: {choices()}."
+            ) from error
         except jinja2.exceptions.SecurityError as error:
             raise TemplateFailed(
                 f"The chat template does something that is not safe, so it was stopped: {error} Choose another "

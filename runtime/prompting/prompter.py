@@ -109,7 +109,7 @@ class Prompter:
     def _template(self, wanted: str | None) -> ChatTemplate:
         if wanted not in self._templates:
             source = resolve(wanted, self._model.templates)
-            self._templates[wanted] = ChatTemplate(source, self._model.special_tokens)
+            self._templates[wanted] = ChatTemplate(source, self._model.special_tokens, _title(wanted, source))
         return self._templates[wanted]
 
     def _unknown_marks(self, prompt: Prompt, template: ChatTemplate) -> Iterator[str]:
@@ -152,6 +152,13 @@ class Prompter:
         else:
             yield from self._control.plain(tags[1])
         yield from self._control.plain("\n\n")
+
+
+def _title(wanted: str | None, source: str) -> str:
+    """How a message names the template."""
+    if wanted is None:
+        return "The model's own chat template"
+    return "The chat template" if wanted == source else f"The chat template {wanted!r}"
 
 
 def _options(prompt: Prompt, template: ChatTemplate) -> dict[str, Option]:
