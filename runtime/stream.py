@@ -20,7 +20,7 @@ from .engines.base import (
 )
 from .errors import GenerationFailed, ResidentError
 from .events import Event, Failed, Finish, Finished, Notice, PrefillProgress, Started, TextDelta, Waiting
-from .prompting.length import fit
+from .prompting.length import fit, longer_context
 from .prompting.reasoning import splitter
 from .prompting.stop import StopMatcher
 from .request import Request
@@ -44,7 +44,7 @@ def stream(
     for index, request in enumerate(requests):
         submitted_at = clock()
         try:
-            encoded, max_tokens = fit(engine.encode, request, engine.info.context_len)
+            encoded, max_tokens = fit(engine.encode, request, engine.info.context_len, longer_context(engine.info))
         except ResidentError as error:
             yield Failed(index=index, error=error)
             continue

@@ -170,6 +170,7 @@ class Capabilities:
 class EngineInfo:
     """What really runs: for the report, the monitor and `doctor`.
 
+    made_for:  most positions that the model was made for, by its files; None if not known
     attention: the kernel that runs, not the one asked for
     patches:   ids of applied patches
     """
@@ -181,6 +182,7 @@ class EngineInfo:
     dtype: str
     attention: str
     kv_cache: str
+    made_for: int | None = None
     capabilities: Capabilities = field(default_factory=Capabilities)
     patches: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()

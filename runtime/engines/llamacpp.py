@@ -223,6 +223,7 @@ def _describe(spec: ModelSpec, info: ModelInfo, member: Member) -> EngineInfo:
         engine="llamacpp",
         model=Path(info.path).name,
         context_len=member.model.context_len,
+        made_for=info.context_len,
         device=_device(spec, info),
         dtype=info.quant_method or "gguf",
         attention="llama.cpp",

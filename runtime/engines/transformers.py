@@ -272,6 +272,7 @@ def load(spec: ModelSpec) -> Loading:
             engine="transformers",
             model=settled.name,
             context_len=settled.context_len,
+            made_for=settled.model.context_len,
             device=str(settled.device),
             dtype=name_of(settled.dtype),
             attention=str(model.config._attn_implementation),

@@ -1,9 +1,9 @@
 import pytest
 
 from runtime import Message, Prompt, Request
-from runtime.engines.base import Encoded
+from runtime.engines.base import Capabilities, Encoded, EngineInfo
 from runtime.errors import ContextOverflow
-from runtime.prompting.length import fit
+from runtime.prompting.length import fit, longer_context
 
 
 def encode(prompt):
@@ -67,3 +67,32 @@ def test_what_only_a_server_can_count_is_left_to_it():
 
     assert fit(lambda prompt: Encoded(prompt=prompt, token_ids=None, text=""), request, 64)[1] == 7
     assert fit(encode, request, None)[1] == 7
+
+
+def info(context_len, made_for, **capabilities):
+    return EngineInfo(
+        engine="e", model="m", context_len=context_len, device="-", dtype="-", attention="-", kv_cache="-",
+        made_for=made_for, capabilities=Capabilities(**capabilities),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("info", "remedy"),
+    [
+        (info(64, 64), "Set max_tokens to 4 or less, or shorten the prompt."),
+        (info(256, 200), "Set max_tokens to 4 or less, or shorten the prompt."),
+        (info(64, 8192), "Set max_tokens to 4 or less, or load the model with a longer context, up to 8192."),
+        (info(64, None), "Set max_tokens to 4 or less, or load the model with a longer context."),
+        (info(64, None, is_remote=True), "Set max_tokens to 4 or less, or start the server with a longer context."),
+    ],
+)
+def test_a_longer_context_is_advised_only_where_there_is_one(info, remedy):
+    with pytest.raises(ContextOverflow) as caught:
+        fit(encode, Request(prompt=Prompt.of("x" * 60), max_tokens=8), 64, longer_context(info))
+
+    assert str(caught.value) == f"Prompt of 60 tokens + max_tokens 8 is 4 over the context of 64. {remedy}"
+
+
+def test_a_prompt_over_the_longest_context_that_there_is_must_be_shorter():
+    with pytest.raises(ContextOverflow, match=r"the answer\. Shorten the prompt\.$"):
+        fit(encode, Request(prompt=Prompt.of("x" * 64)), 64, longer_context(info(64, 64)))
