@@ -11,6 +11,8 @@ from comfy_api.latest import io
 
 from ..runtime import ModelSpec
 from ..runtime.errors import ModelNotFound, ResidentError
+from ..runtime.models.hub import check_name
+from ..runtime.shell import for_shell
 from ..runtime.telemetry import format_bytes
 from . import host, models
 from .schema import advanced, schema
@@ -38,11 +40,14 @@ def require_allowed(repo: str) -> None:
     """Raise ModelNotFound, with the command and the list's place, unless the user has put the repository there."""
     if repo in allowed():
         return
-    named = "OWNER/NAME" if repo == NONE_ALLOWED else repo
-    said = "Your list of downloads is empty." if repo == NONE_ALLOWED else f"{repo} is not on your list of downloads."
+    if repo == NONE_ALLOWED:
+        named, said = "OWNER/NAME", "Your list of downloads is empty."
+    else:
+        check_name(repo)  # a workflow from a stranger must not put anything else into a line for the shell
+        named, said = repo, f"{repo} is not on your list of downloads."
     raise ModelNotFound(
-        f"{said} Fetch it in a shell with: python -m runtime download {named} - or add the line {named} to "
-        f"{list_path()} and run again."
+        f"{said} Add the line {named} to {list_path()} and run again, or fetch it in a shell with: "
+        f"{for_shell('python -m runtime download', named)}"
     )
 
 

@@ -1,24 +1,45 @@
-"""`python -m runtime COMMAND ...`: 0 is well, 1 a fault told in a sentence, 2 wrong usage, 130 Ctrl-C."""
+"""`python -m runtime COMMAND ...`, or `python PATH/runtime COMMAND ...` from any folder.
+
+The exit code is 0 when all is well, 1 for a fault told in a sentence, 2 for wrong usage, 130 after Ctrl-C.
+"""
 
 from __future__ import annotations
 
-import argparse
-import logging
 import os
 import sys
 
-from . import commands
-from .errors import ResidentError
+CTRL_C = 130
+BROKEN_PIPE = 141
+
+try:
+    if not __package__:  # started by its path: what is imported here must find its package
+        sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+        import runpy
+
+        runpy.run_module("runtime", run_name="__main__", alter_sys=True)
+
+    import argparse
+    import logging
+
+    from . import commands
+    from .errors import ResidentError
+except KeyboardInterrupt:
+    sys.exit(CTRL_C)
 
 log = logging.getLogger(__name__)
 
 PROG = "python -m runtime"
-CTRL_C = 130
-BROKEN_PIPE = 141
 
 
 def main(argv: list[str]) -> int:
     """Run one command; return the exit code."""
+    try:
+        return _run(argv)
+    except KeyboardInterrupt:
+        return CTRL_C
+
+
+def _run(argv: list[str]) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         print(overview(), file=sys.stdout if argv else sys.stderr)
         return 0 if argv else 2
@@ -39,8 +60,6 @@ def main(argv: list[str]) -> int:
         log.debug("the fault came from here", exc_info=True)
         print(error, file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        return CTRL_C
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE

@@ -11,6 +11,7 @@ from typing import Any
 from .. import claims, machine
 from ..errors import ResidentError
 from ..models.suggestions import advice
+from ..shell import for_shell
 from ..telemetry import format_bytes
 
 HELP = "Show what this machine can run, and why the rest cannot."
@@ -96,7 +97,7 @@ def _devices(devices: list[dict[str, Any]]) -> Iterator[str]:
 def _engines(engines: list[dict[str, Any]]) -> Iterator[str]:
     for one in engines:
         reason = one["why_unavailable"]
-        remedy = f". Try: {one['install']}" if one["install"] and "doctor" not in one["install"] else ""
+        remedy = f". Try: {for_shell(one['install'])}" if one["install"] and "doctor" not in one["install"] else ""
         yield f"{one['name']:13} " + (f"cannot run: {reason}{remedy}" if reason else "can run")
 
 

@@ -12,6 +12,7 @@ from ..errors import EngineUnavailable, ModelUnsupported
 from ..models import exllamav2_config, quantised
 from ..models.info import ModelInfo, read_model
 from ..request import ModelSpec
+from ..shell import for_shell
 from ..telemetry import Bytes
 from . import exllamav2_install
 from .base import Footprint, Loader, Loading
@@ -136,7 +137,7 @@ def _module(spec: ModelSpec) -> ModuleType:
     """The module of a spec's engine; the import of the engine's SDK happens here."""
     one = choose(spec)
     if reason := one.why_unavailable():
-        raise EngineUnavailable(f"{one.title} cannot run here: {reason}. Try: {one.install}")
+        raise EngineUnavailable(f"{one.title} cannot run here: {reason}. Try: {for_shell(one.install)}")
     return importlib.import_module(f".{one.module}", __package__)
 
 

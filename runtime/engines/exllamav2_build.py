@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 
 from ..errors import EngineUnavailable
+from ..shell import for_shell
 from .exllamav2_install import VERSION, extensions_root, here, why_no_wheel
 
 COMPILE = """
@@ -35,7 +36,7 @@ def check_tools() -> None:
     if place.cuda is None:
         raise EngineUnavailable(f"ExLlamaV2 cannot be compiled here: {why_no_wheel(place)}.")
     if importlib.util.find_spec("exllamav2") is None:
-        raise EngineUnavailable(f"First: pip install --no-deps exllamav2=={VERSION}")
+        raise EngineUnavailable(f"First: {for_shell(f'pip install --no-deps exllamav2=={VERSION}')}")
     nvcc = _nvcc()
     if nvcc is None:
         raise EngineUnavailable(
@@ -47,7 +48,7 @@ def check_tools() -> None:
         raise EngineUnavailable(
             f"{nvcc} is CUDA {found[1]}, and torch is built for CUDA {place.cuda}. Set CUDA_HOME to a matching toolkit."
         )
-    for tool, package in (("c++", "a C++ compiler"), ("ninja", "ninja (pip install ninja)")):
+    for tool, package in (("c++", "a C++ compiler"), ("ninja", f"ninja ({for_shell('pip install ninja')})")):
         if os.name != "nt" and shutil.which(tool) is None and importlib.util.find_spec(tool) is None:
             raise EngineUnavailable(f"Compiling needs {package}. Install it and try again.")
 

@@ -11,6 +11,7 @@ from importlib import metadata
 from pathlib import Path
 
 from .. import wheels
+from ..shell import for_shell
 
 VERSION = "0.3.2"
 """The one version that this adapter knows; the project is archived and no later one will come."""
@@ -106,8 +107,8 @@ def advice(place: wheels.Platform | None = None) -> str:
     if place.cuda is None:
         return f"No ExLlamaV2 wheel fits: {reason}. Use the transformers or llama.cpp engine, or a server."
     return (
-        f"No ExLlamaV2 wheel fits: {reason}. Compile it here with `python -m runtime build exllamav2` (minutes; needs "
-        f"nvcc of CUDA {place.cuda} and a C++ compiler), or use another engine."
+        f"No ExLlamaV2 wheel fits: {reason}. Use another engine, or compile it here (minutes; needs nvcc of CUDA "
+        f"{place.cuda} and a C++ compiler): {for_shell('python -m runtime build exllamav2')}"
     )
 
 

@@ -14,6 +14,7 @@ import transformers
 
 from ..errors import EngineUnavailable, ModelLoadFailed
 from ..events import LoadProgress
+from ..shell import for_shell
 from .transformers_attention import choose_attention
 from .transformers_load import build, check_found, first_line, move, no_progress_bar, text_class, translate_errors
 from .transformers_plan import Plan, check_gguf_fits
@@ -24,7 +25,7 @@ log = logging.getLogger(__name__)
 def load_gguf(plan: Plan, attention: str) -> Generator[LoadProgress, None, tuple[Any, tuple[str, ...]]]:
     """Yield progress, return (model on its device in eval mode, warnings)."""
     if lacking := [name for name in ("gguf", "accelerate") if importlib.util.find_spec(name) is None]:
-        raise EngineUnavailable(f"A GGUF file needs {' and '.join(lacking)}. Try: pip install {' '.join(lacking)}")
+        raise EngineUnavailable(f"A GGUF file needs {' and '.join(lacking)}. Try: {for_shell('pip install', *lacking)}")
     check_gguf_fits(plan)
     path = Path(plan.model.path)
     yield LoadProgress(done=0, total=plan.model.weights_bytes)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import EngineUnavailable, ModelNotFound, ResidentError
+from ..shell import for_shell
 
 TIMEOUT_S = 20
 CHUNK_BYTES = 1 << 20
@@ -38,6 +39,12 @@ class HubRepo:
     files: tuple[HubFile, ...]
 
 
+def check_name(repo: str) -> None:
+    """Raise ModelNotFound for what cannot be the name of a repository."""
+    if not REPO.fullmatch(repo) or ".." in repo:
+        raise ModelNotFound(f"{repo!r} is no repository. Write OWNER/NAME, such as Qwen/Qwen3-4B.")
+
+
 def _hub() -> Any:
     """The library, found when it is needed; its errors are under `utils` in every version."""
     try:
@@ -46,16 +53,15 @@ def _hub() -> Any:
         import huggingface_hub.utils
     except ImportError as error:
         raise EngineUnavailable(
-            "Downloading needs the package huggingface_hub, which ComfyUI brings: use ComfyUI's Python, or run "
-            "pip install huggingface_hub."
+            "Downloading needs the package huggingface_hub, which ComfyUI brings: use ComfyUI's Python, or run: "
+            + for_shell("pip install huggingface_hub")
         ) from error
     return huggingface_hub
 
 
 def find(repo: str, revision: str | None = None) -> HubRepo:
     """What the repository holds, with sizes; every fault is one sentence."""
-    if not REPO.fullmatch(repo) or ".." in repo:
-        raise ModelNotFound(f"{repo!r} is no repository. Write OWNER/NAME, such as Qwen/Qwen3-4B.")
+    check_name(repo)
     hub = _hub()
     where = hub.constants.ENDPOINT
     if hub.constants.HF_HUB_OFFLINE:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..shell import for_shell
 from ..telemetry import format_bytes
 
 RESERVE_BYTES = 2_000_000_000
@@ -49,10 +50,11 @@ def suggest(memory_bytes: int | None, count: int = 3) -> tuple[Suggestion, ...]:
     return tuple(fitting[-count:] if len(fitting) >= count else SUGGESTIONS[:count])
 
 
-def advice(memory_bytes: int | None) -> str:
-    """A sentence with models to begin with and the command that fetches one."""
+def advice(memory_bytes: int | None, into: str | None = None) -> str:
+    """A sentence with models to begin with and the command that fetches one, into a folder if one is named."""
     chosen = suggest(memory_bytes)
     names = ", ".join(f"{one.repo} (about {format_bytes(one.num_bytes)}{one.needs})" for one in chosen)
     where = f" for a card of {format_bytes(memory_bytes)}" if memory_bytes else ""
     plain = [one for one in chosen if not one.needs] or chosen
-    return f"Good ones to begin with{where}: {names}. Fetch one with: python -m runtime download {plain[-1].repo}"
+    fetch = for_shell("python -m runtime download", plain[-1].repo, *(("--into", into) if into else ()))
+    return f"Good ones to begin with{where}: {names}. Fetch one with: {fetch}"

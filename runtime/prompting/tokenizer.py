@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ModelLoadFailed, ModelNotFound, ModelUnsupported
 from ..models.info import text_config
+from ..shell import for_shell
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -202,7 +203,7 @@ def _from_transformers(folder: Path, templates: dict[str, str], **where: str) ->
     except ImportError as error:
         raise ModelUnsupported(
             f"{folder} has no tokenizer.json, and transformers, which could convert its tokenizer, is not installed. "
-            "Try: pip install transformers"
+            f"Try: {for_shell('pip install transformers')}"
         ) from error
     try:
         wrapped = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **where)

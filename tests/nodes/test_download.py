@@ -30,7 +30,7 @@ def test_a_repository_that_is_not_on_the_list_gets_the_command_and_is_not_fetche
 
     sentence = node.Download.validate_inputs("stranger/huge")
 
-    assert "python -m runtime download stranger/huge" in sentence and str(tmp_path) in sentence
+    assert "/runtime download stranger/huge" in sentence and str(tmp_path) in sentence
     with pytest.raises(pack("runtime.errors").ModelNotFound):
         node.Download.execute("stranger/huge")
 
@@ -77,7 +77,7 @@ def test_in_comfyui_it_fetches_what_is_on_the_list_stops_on_cancel_and_goes_on(h
     again = comfy.run_prompt(allowed_graph())
     listed = comfy.get("/object_info/ResidentLoadLLM")["ResidentLoadLLM"]["input"]["required"]["model"]
 
-    assert refused.status == "rejected" and "python -m runtime download owner/good" in str(refused.error)
+    assert refused.status == "rejected" and "/runtime download owner/good" in str(refused.error)
     assert stopped.status == "interrupted"
     assert "good" not in str(partly)
     assert done.status == "success" and done.outputs["1"]["text"][0].startswith("good: ")

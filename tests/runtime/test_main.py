@@ -1,7 +1,13 @@
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from runtime import commands
 from runtime.__main__ import main
+
+PACK = Path(__file__).parents[2]
 
 
 def test_help_lists_every_command_with_its_sentence(capsys):
@@ -46,3 +52,46 @@ def test_a_file_that_is_not_there_is_a_fault_told_in_a_sentence(monkeypatch, cap
 
     assert main(["inspect", "m"]) == 1
     assert capsys.readouterr().err == "turns.jsonl: No such file or directory.\n"
+
+
+@pytest.mark.parametrize("step", ["load", "names"])
+def test_ctrl_c_before_the_command_begins_leaves_no_trace(step, monkeypatch, capsys):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(commands, step, interrupted)
+
+    assert main(["inspect", "m"]) == 130
+    assert capsys.readouterr().err == ""
+
+
+INTERRUPTED = """
+import builtins, runpy, sys
+whole = builtins.__import__
+
+def interrupted(name, *rest, **named):
+    if name == "argparse":
+        raise KeyboardInterrupt
+    return whole(name, *rest, **named)
+
+builtins.__import__ = interrupted
+sys.argv = sys.argv[1:]
+"""
+
+
+@pytest.mark.parametrize("start", ["run_module", "run_path"])
+def test_ctrl_c_while_the_modules_are_read_leaves_no_trace(start):
+    code = f"{INTERRUPTED}runpy.{start}('runtime', run_name='__main__')"
+
+    done = subprocess.run([sys.executable, "-c", code, "x", "doctor"], cwd=PACK, capture_output=True, text=True)
+
+    assert (done.returncode, done.stderr, done.stdout) == (130, "", "")
+
+
+def test_the_folder_runs_as_a_file_does_from_any_other_folder(tmp_path):
+    words = [sys.executable, str(PACK / "runtime"), "profiles", "list"]
+
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "local-vllm" in done.stdout

@@ -9,6 +9,7 @@ from typing import Any
 
 from ...errors import TemplateFailed
 from ...request import Message, Prompt, Sampling
+from ...shell import for_shell
 from ..base import Work
 
 LLAMACPP_MAX_SEED = 2**32 - 2
@@ -108,7 +109,10 @@ def chat_messages(prompt: Prompt) -> tuple[Message, ...]:
 
 def check_chat(prompt: Prompt, kind: str) -> tuple[str, ...]:
     """What a chat endpoint cannot do for this prompt, as notes; raises TemplateFailed if that changes the answer."""
-    remedy = "Give the profile the folder of the served model's tokenizer (python -m runtime profiles add --tokenizer)."
+    remedy = (
+        "Give the profile the folder of the served model's tokenizer: "
+        f"{for_shell('python -m runtime profiles add NAME --url URL --tokenizer FOLDER')}"
+    )
     if prompt.template is not None:
         raise TemplateFailed(
             f"This server builds the prompt itself, so the chosen chat template has no effect. {remedy}"

@@ -7,6 +7,7 @@ import pytest
 
 from runtime.commands import doctor
 from runtime.engines import ENGINES
+from runtime.shell import for_shell
 
 ROOT = Path(__file__).parents[3]
 SECTIONS = [
@@ -46,7 +47,8 @@ def test_every_engine_says_whether_it_can_run_and_why_not(bare):
 def test_the_lines_name_every_engine_and_a_remedy_for_those_that_cannot_run(bare):
     text = "\n".join(doctor._lines(bare))
 
-    assert "transformers  cannot run: the package torch is not installed. Try: pip install transformers" in text
+    remedy = f"Try: {for_shell('pip install transformers')}"
+    assert f"transformers  cannot run: the package torch is not installed. {remedy}" in text
     assert "scripted" not in text
     assert "exllamav2 is not installed" in text
     assert "flash-attn    cannot be used: not installed; install torch with CUDA first" in text

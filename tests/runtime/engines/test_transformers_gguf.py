@@ -59,5 +59,5 @@ def test_packages_that_lack_are_named(gguf_path, monkeypatch):
 
     monkeypatch.setattr(transformers_gguf.importlib.util, "find_spec", lambda _name: None)
 
-    with pytest.raises(EngineUnavailable, match=r"needs gguf and accelerate\. Try: pip install gguf"):
+    with pytest.raises(EngineUnavailable, match=r"needs gguf and accelerate\. Try: .* -m pip install gguf accelerate"):
         next(transformers_gguf.load_gguf(None, "auto"))

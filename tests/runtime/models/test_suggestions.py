@@ -23,4 +23,4 @@ def test_the_command_names_a_model_that_any_engine_runs():
     text = advice(24 * 10**9)
 
     assert "for a card of 24.0 GB" in text and "Qwen/Qwen3-32B-AWQ (about 19.3 GB, for ExLlamaV2 or a server)" in text
-    assert text.endswith("python -m runtime download Qwen/Qwen3-8B")
+    assert text.endswith("/runtime download Qwen/Qwen3-8B")
