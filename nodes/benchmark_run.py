@@ -18,6 +18,7 @@ from ..runtime.benchmark.rows import Row
 from ..runtime.benchmark.run import Progress, RowDone, run
 from ..runtime.benchmark.stage import time_stage
 from ..runtime.benchmark.table import table_of
+from ..runtime.errors import InvalidValue
 from ..runtime.telemetry import clock
 from . import host
 
@@ -27,11 +28,11 @@ FOLDER = "resident_llm_bench"
 
 
 def numbers(text: str, what: str) -> tuple[int, ...]:
-    """Whole numbers from "256, 1024"; raises ValueError naming the widget."""
+    """Whole numbers from "256, 1024"; raises InvalidValue naming the widget."""
     try:
         return tuple(int(part) for part in text.replace(" ", "").split(",") if part)
     except ValueError:
-        raise ValueError(f"{what} is {text!r}; write whole numbers such as 256, 1024.") from None
+        raise InvalidValue(f"{what} is {text!r}; write whole numbers such as 256, 1024.") from None
 
 
 def new_file() -> str:

@@ -12,6 +12,7 @@ from typing import TypeVar, get_args
 from comfy_api.latest import io
 
 from ..runtime import Collector, ModelSpec, Prompt, Request, ResidentError, Result, Sampling, results_of
+from ..runtime.errors import InvalidValue
 from ..runtime.request import MAX_SEED, OnCutThinking
 from . import host
 from .live import Live
@@ -40,7 +41,7 @@ def items_of(
 ) -> list[Item]:
     """One item per element of the longest list; shorter lists repeat their last, a single seed counts up.
 
-    Raises ValueError, naming the item, for values that cannot be.
+    Raises InvalidValue, naming the item, for values that cannot be.
     """
     if not (specs and prompts):
         return []
@@ -62,18 +63,18 @@ def items_of(
                 on_cut_thinking=_at(on_cut_thinking, i),
             )
         except ValueError as error:
-            raise ValueError(f"Item {i + 1} of {total}: {error}" if total > 1 else str(error)) from error
+            raise InvalidValue(f"Item {i + 1} of {total}: {error}" if total > 1 else str(error)) from error
         items.append(Item(spec=_at(specs, i), request=request))
     return items
 
 
 def _check_kinds(name: str, values: Sequence[object], kinds: tuple[type, ...], wanted: str) -> None:
-    """Raise ValueError for what other packs' switches let through: nothing at all, or a value of another kind."""
+    """Raise InvalidValue for what other packs' switches let through: nothing at all, or a value of another kind."""
     for i, value in enumerate(values):
         if not isinstance(value, kinds):
             what = "nothing" if value is None else f"a value of the kind {type(value).__name__}"
             where = f"Item {i + 1} of {name}" if len(values) > 1 else name
-            raise ValueError(f"{where} is {what}. Wire in {wanted}.")
+            raise InvalidValue(f"{where} is {what}. Wire in {wanted}.")
 
 
 def _at(values: Sequence[T], index: int) -> T:

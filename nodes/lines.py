@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from comfy_api.latest import io
 
+from ..runtime.errors import InvalidValue
 from .schema import schema
 
 
@@ -37,5 +38,5 @@ class Lines(io.ComfyNode):
     def execute(cls, text: str) -> io.NodeOutput:
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         if not lines:
-            raise ValueError("Text Lines has no line to pass on. Write at least one into `text`.")
+            raise InvalidValue("Text Lines has no line to pass on. Write at least one into `text`.")
         return io.NodeOutput(lines)

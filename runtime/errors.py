@@ -10,6 +10,10 @@ class ResidentError(Exception):
     """A fault told in a sentence that a user can act on; the root of the tree."""
 
 
+class InvalidValue(ResidentError, ValueError):
+    """A value in a node, a command or a settings file cannot be; the message says what it may be."""
+
+
 class EngineUnavailable(ResidentError):
     """The engine cannot run here: a package, a device or a version is missing."""
 

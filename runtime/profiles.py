@@ -8,21 +8,28 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import stat
 import tempfile
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from .errors import ServerError
+from .shell import for_shell
 
 FILE_NAME = "profiles.json"
 PATH_VARIABLE = "RESIDENT_LLM_PROFILES"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}")
 _LOCAL = re.compile(r"(localhost|127\.0\.0\.1):([0-9]{1,5})")
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
+SECRET = ("key", "headers")
+"""Entries whose value no message may show."""
+
 _FORBIDDEN_HEADERS = ("host", "content-length", "transfer-encoding", "connection")
 
 
@@ -68,10 +75,16 @@ class Profile:
             raise ServerError(f"{self.name!r} is no profile name; use letters, digits, dots, dashes, up to 64.")
         if self.key is not None and self.key_env is not None:
             raise ServerError(f"Profile {self.name!r} has both key and key_env; keep one.")
-        if self.max_concurrent < 1 or min(self.connect_s, self.first_token_s, self.between_tokens_s) <= 0:
+        if self.max_concurrent < 1 or self.gpu_bytes < 0:
             raise ServerError(
-                f"Profile {self.name!r} needs max_concurrent of at least 1 and time-outs above 0 seconds."
+                f"Profile {self.name!r} needs max_concurrent of at least 1 and gpu_bytes of at least 0; they are "
+                f"{self.max_concurrent} and {self.gpu_bytes}."
             )
+        for name in ("connect_s", "first_token_s", "between_tokens_s"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ServerError(
+                    f"Profile {self.name!r} has {name} {getattr(self, name)}; it is a number of seconds above 0."
+                )
         for header, value in self.headers:
             if header.lower() in _FORBIDDEN_HEADERS or any(c in header + value for c in "\r\n\0"):
                 raise ServerError(f"Profile {self.name!r} may not set the header {header!r}.")
@@ -151,27 +164,62 @@ def read(path: Path | None = None) -> dict[str, Profile]:
     except (OSError, UnicodeDecodeError) as error:
         raise ServerError(f"The profile file {path} cannot be read: {error}. Mend it, or move it away.") from None
     try:
-        entries = json.loads(text)["profiles"]
+        whole = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _damaged(path, f"it is no JSON ({error})") from None
+    entries = whole.get("profiles") if isinstance(whole, dict) else None
+    if not isinstance(entries, dict):
+        raise _damaged(path, 'it must be {"profiles": {NAME: {"base_url": ...}}}')
+    try:
         return found | {name: _profile(name, entry) for name, entry in entries.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ServerError(
-            f"The profile file {path} cannot be read: {type(error).__name__}. "
-            "Mend it, or write it anew with: python -m runtime profiles add"
-        ) from None
+    except ServerError as error:
+        raise _damaged(path, str(error).rstrip(".")) from None
 
 
-def _profile(name: str, entry: dict[str, object]) -> Profile:
-    known = {one.name for one in fields(Profile)} - {"name"}
-    if unknown := sorted(set(entry) - known):
+def _damaged(path: Path, fault: str) -> ServerError:
+    return ServerError(
+        f"The profile file {path} cannot be read: {fault}. Mend it, or move it away and write it anew with: "
+        f"{for_shell('python -m runtime profiles add')}"
+    )
+
+
+KINDS: dict[str, tuple[str, Callable[[object], bool]]] = {
+    "str": ("a text", lambda one: isinstance(one, str)),
+    "str | None": ("a text", lambda one: isinstance(one, str)),
+    "bool": ("true or false", lambda one: isinstance(one, bool)),
+    "int": ("a whole number", lambda one: isinstance(one, int) and not isinstance(one, bool)),
+    "float": ("a number", lambda one: isinstance(one, (int, float)) and not isinstance(one, bool)),
+    "tuple[str, ...]": ("a list of texts", lambda one: isinstance(one, list) and _are_texts(one)),
+    "tuple[tuple[str, str], ...]": (
+        "an object of texts",
+        lambda one: isinstance(one, dict) and _are_texts(one.values()),
+    ),
+}
+"""The type of a field as it is written in Profile -> what its entry in the file must be, in words and as a check."""
+
+
+def _are_texts(values: Iterable[object]) -> bool:
+    return all(isinstance(one, str) for one in values)
+
+
+def _profile(name: str, entry: object) -> Profile:
+    """The profile of one entry; raises ServerError that names what is missing, unknown or of a wrong kind in it."""
+    known = {one.name: str(one.type) for one in fields(Profile) if one.name != "name"}
+    if not isinstance(entry, dict) or "base_url" not in entry:
+        raise ServerError(f'Profile {name!r} must be an object with a base_url, such as {{"base_url": "http://..."}}.')
+    if unknown := sorted(set(entry) - set(known)):
         raise ServerError(
             f"Profile {name!r} holds the unknown entry {unknown[0]!r}; entries are {', '.join(sorted(known))}."
         )
-    values: dict[str, object] = dict(entry)
-    for listed in ("models", "pool"):
-        values[listed] = tuple(map(str, values.get(listed) or ()))  # type: ignore[call-overload]
-    headers = values.get("headers") or {}
-    values["headers"] = tuple(sorted((str(k), str(v)) for k, v in headers.items()))  # type: ignore[attr-defined]
-    return Profile(name=name, **values)  # type: ignore[arg-type]
+    values: dict[str, Any] = {key: value for key, value in entry.items() if value is not None}
+    for key, value in values.items():
+        what, is_right = KINDS[known[key]]
+        if not is_right(value):
+            shown = "" if key in SECRET else f", and is {value!r}"
+            raise ServerError(f"Profile {name!r}: {key} must be {what}{shown}.")
+        if isinstance(value, (dict, list)):
+            values[key] = tuple(sorted(value.items()) if isinstance(value, dict) else value)
+    return Profile(name=name, **values)
 
 
 def find(name: str) -> Profile:
@@ -183,7 +231,7 @@ def find(name: str) -> Profile:
         return Profile(name=name, base_url=f"http://127.0.0.1:{local[2]}")
     raise ServerError(
         f"There is no server profile {name!r}. Profiles are: {', '.join(profiles)}. "
-        "Add one with: python -m runtime profiles add NAME --url http://host:port"
+        f"Add one with: {for_shell('python -m runtime profiles add NAME --url http://host:port')}"
     )
 
 

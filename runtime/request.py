@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Literal, Union, get_args
+
+from .errors import InvalidValue
 
 Role = Literal["system", "user", "assistant"]
 Thinking = Literal["auto", "on", "off"]
@@ -13,10 +16,15 @@ Option = Union[str, int, float, bool, None]
 
 MAX_SEED = 2**64 - 1
 
+KV_CACHES = ("auto", "fp32", "bf16", "fp16", "q8", "q6", "q4")
+"""Precisions of a KV cache; no engine has all of them."""
+
+DEVICE = re.compile(r"auto|cpu|mps|(cuda|xpu)(:\d+)?")
+
 
 def _require(condition: bool, sentence: str) -> None:
     if not condition:
-        raise ValueError(sentence)
+        raise InvalidValue(sentence)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,10 +174,10 @@ class ModelSpec:
 
     model:       a folder or file on this machine, or a name that the engine understands (a server's model)
     engine:      a name of the engine table, or "auto"
-    device:      "auto", "cpu", "cuda:0" ...
+    device:      "auto", "cpu", "mps", or a GPU: "cuda:0" (also ROCm's), "xpu:0"
     revision:    a mark of the state of the model's files: a replaced file is another model
     context_len: most tokens, prompt and output together; None is what the model was made for
-    kv_cache:    precision of the KV cache: "auto", "fp16", "q8", "q6", "q4"
+    kv_cache:    precision of the KV cache, one of KV_CACHES
     options:     what only one engine knows, as sorted pairs
     when_idle:   what becomes of the model after a run; not part of its identity
     host_copy_bytes: host memory that its weights may keep when they must leave the device; None is a quarter of
@@ -194,11 +202,29 @@ class ModelSpec:
             self.context_len is None or self.context_len >= 16,
             f"context_len is {self.context_len}; it starts at 16, or leave it out for the model's own.",
         )
+        _require(
+            DEVICE.fullmatch(self.device) is not None,
+            f"device is {self.device!r}; it is auto, cpu, or a GPU such as cuda:0.",
+        )
+        _require(self.kv_cache in KV_CACHES, f"kv_cache is {self.kv_cache!r}; it is one of {', '.join(KV_CACHES)}.")
+        _require(
+            self.host_copy_bytes is None or self.host_copy_bytes >= 0,
+            f"host_copy_bytes is {self.host_copy_bytes}; it starts at 0 (off), or leave it out for a quarter.",
+        )
         object.__setattr__(self, "options", tuple(sorted(self.options)))
 
     def option(self, name: str, default: Option = None) -> Option:
         """The value of an engine's own option."""
         return dict(self.options).get(name, default)
+
+    def whole_number(self, name: str, default: int, *, least: int = 0) -> int:
+        """The value of an option that counts something; raises InvalidValue for another kind, or one below `least`."""
+        value = self.option(name)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or value % 1 != 0 or value < least:
+            raise InvalidValue(f"The option {name} is {value!r}; it is a whole number from {least} on.")
+        return int(value)
 
     def differences(self, other: ModelSpec) -> list[str]:
         """What changed from `other` to this spec, as "name: old -> new", for the log."""

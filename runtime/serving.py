@@ -12,7 +12,7 @@ import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from .errors import EngineUnavailable, ServerError
+from .errors import EngineUnavailable, InvalidValue, ServerError
 from .models.info import ModelInfo
 from .telemetry import format_bytes
 
@@ -68,6 +68,10 @@ class Wish:
     kv_cache: str = "auto"
     extra: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        if not 0 < self.gpu_fraction <= 1:
+            raise InvalidValue(f"The GPU fraction is {self.gpu_fraction}; it runs from just above 0 to 1.")
+
     @property
     def is_loopback(self) -> bool:
         return self.host in ("127.0.0.1", "localhost", "::1")
@@ -87,17 +91,19 @@ class Plan:
 
 
 def check_flags(extra: Sequence[str]) -> None:
-    """Raise ValueError naming what to use in place of a flag that is gone or does harm."""
+    """Raise InvalidValue naming what to use in place of a flag that is gone or does harm."""
     for word in extra:
         if (reason := REPLACED.get(word.partition("=")[0])) is not None:
-            raise ValueError(f"{word.partition('=')[0]} is not for this: {reason}")
+            raise InvalidValue(f"{word.partition('=')[0]} is not for this: {reason}")
 
 
 def plan(info: ModelInfo, wish: Wish, cards: Sequence[Card], launcher: Sequence[str]) -> Plan:
-    """The command for this model on these cards; raises ValueError with the numbers where it cannot fit."""
+    """The command for this model on these cards; raises InvalidValue with the numbers where it cannot fit."""
     check_flags(wish.extra)
     if info.format == "gguf":
-        raise ValueError("vLLM is not made for GGUF files. Use the engine llamacpp for them, or an AWQ or GPTQ folder.")
+        raise InvalidValue(
+            "vLLM is not made for GGUF files. Use the engine llamacpp for them, or an AWQ or GPTQ folder."
+        )
     notes: list[str] = []
     model = [info.path] if "serve" in launcher[-1:] else ["--model", info.path]  # `vllm serve` takes it by place
     argv = [*launcher, *model, "--served-model-name", wish.served_name]
@@ -141,12 +147,12 @@ def plan(info: ModelInfo, wish: Wish, cards: Sequence[Card], launcher: Sequence[
 
 
 def _fitting_context(info: ModelInfo, wish: Wish, cards: Sequence[Card]) -> int:
-    """Tokens whose KV fits beside the weights on the smallest card; raises ValueError if the weights do not."""
+    """Tokens whose KV fits beside the weights on the smallest card; raises InvalidValue if the weights do not."""
     num_ranks = wish.tensor_parallel * wish.pipeline_parallel
     smallest = min(card.total_bytes for card in cards)
     room = smallest * wish.gpu_fraction - OVERHEAD_BYTES - info.weights_bytes / num_ranks
     if room <= 0:
-        raise ValueError(
+        raise InvalidValue(
             f"{format_bytes(info.weights_bytes)} of weights over {num_ranks} cards do not fit into "
             f"{wish.gpu_fraction:.0%} of {format_bytes(smallest)} each. Take a smaller or 4-bit model, or more cards "
             "(--tensor-parallel)."

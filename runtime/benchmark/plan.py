@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from ..request import ModelSpec
+from ..errors import InvalidValue
+from ..request import KV_CACHES, ModelSpec
 
 PAGE = 256
 """Context lengths are rounded up to this: paged engines demand it."""
@@ -52,13 +53,17 @@ class Plan:
             ("kv", len(self.kv_caches), 1),
         ):
             if value < least:
-                raise ValueError(f"The benchmark's {what} is {value}; it starts at {least}.")
+                raise InvalidValue(f"The benchmark's {what} is {value}; it starts at {least}.")
         for what, value, most in (
             ("contexts", max(self.contexts), MAX_CONTEXT),
             ("batch", max(self.batch_sizes), MAX_BATCH),
         ):
             if value > most:
-                raise ValueError(f"The benchmark's {what} is {value}; it ends at {most}.")
+                raise InvalidValue(f"The benchmark's {what} is {value}; it ends at {most}.")
+
+        for kv_cache in self.kv_caches:
+            if kv_cache not in KV_CACHES:
+                raise InvalidValue(f"The benchmark's kv is {kv_cache!r}; it is one of {', '.join(KV_CACHES)}.")
 
     def cells(self) -> Iterator[Cell]:
         """In an order that loads each model and precision once: precision, then batch size, then length."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..engines.base import Encoded
+from ..errors import InvalidValue
 from ..request import Message, Prompt
 
 WORDS = """
@@ -25,7 +26,7 @@ def prompt_of_length(encode: Callable[[Prompt], Encoded], num_tokens: int, *, se
     """A prompt that `encode` turns into exactly `num_tokens` ids; another seed gives other words from the start.
 
     An engine that does not tell its ids gets the same text as one whose tokenizer takes a token a word. Raises
-    ValueError where the template alone is longer, or no filler meets the length.
+    InvalidValue where the template alone is longer, or no filler meets the length.
     """
     words = _words(seed, num_tokens)
 
@@ -36,7 +37,7 @@ def prompt_of_length(encode: Callable[[Prompt], Encoded], num_tokens: int, *, se
     if least is None:
         return _prompt(words[: max(SALT_LENGTH, num_tokens)], "")
     if least > num_tokens:
-        raise ValueError(
+        raise InvalidValue(
             f"The chat template alone takes about {least} tokens, which is over the length of {num_tokens} asked for. "
             f"Measure at {least} tokens or more."
         )
@@ -49,7 +50,7 @@ def prompt_of_length(encode: Callable[[Prompt], Encoded], num_tokens: int, *, se
             for tail in _tails(filler, num_tokens - (count(num_words) or 0)):
                 if count(num_words, tail) == num_tokens:
                     return _prompt(words[:num_words], tail)
-    raise ValueError(f"No text of exactly {num_tokens} tokens was found for this tokenizer. Try another length.")
+    raise InvalidValue(f"No text of exactly {num_tokens} tokens was found for this tokenizer. Try another length.")
 
 
 def _range_of_words(count: Callable[[int], int | None], num_tokens: int, most: int) -> tuple[int, int]:

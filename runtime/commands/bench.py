@@ -16,7 +16,7 @@ from ..benchmark.rows import Row
 from ..benchmark.run import Progress, RowDone
 from ..benchmark.run import run as run_benchmark
 from ..benchmark.table import compare, quality_table, table_of
-from ..errors import ResidentError
+from ..errors import InvalidValue, ResidentError
 from ..events import Finished
 from ..models.info import read_model
 from ..request import ModelSpec
@@ -176,7 +176,7 @@ def _profile(plan: Plan) -> None:
 
 def _compare(files: list[str]) -> int:
     if len(files) != 2:
-        raise ValueError(f"compare takes two files, and {len(files)} are given.")
+        raise InvalidValue(f"compare takes two files, and {len(files)} are given.")
     before, after = (_read(Path(file)) for file in files)
     print(compare(before, after))
     return 0
@@ -186,7 +186,7 @@ def _read(file: Path) -> list[Row]:
     try:
         rows = json.loads(file.read_text(encoding="utf-8"))["rows"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{file} is no file of benchmark rows ({error}). Make one with --json {file}.") from error
+        raise InvalidValue(f"{file} is no file of benchmark rows ({error}). Make one with --json {file}.") from error
     return list(rows)
 
 

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+from ..errors import InvalidValue
 from ..request import Message, Prompt, Thinking
 
 if TYPE_CHECKING:
@@ -38,14 +39,14 @@ def run(args: argparse.Namespace) -> int:
     from ..prompting.prompter import Prompter  # brings jinja2 and tokenizers
 
     if (args.user is None) == (args.json_lines is None):
-        raise ValueError("Give either --user or --json-lines.")
+        raise InvalidValue("Give either --user or --json-lines.")
     prompter = Prompter.load(args.model)
     if args.json_lines is not None:
         for number, turn in enumerate(_turns(args.json_lines), start=1):
             try:
                 encoded = prompter.encode(_prompt(args, **turn))
             except ValueError as error:
-                raise ValueError(f"Line {number}: {error}") from error
+                raise InvalidValue(f"Line {number}: {error}") from error
             print(json.dumps(_as_dict(encoded)), flush=True)
         return 0
     user = sys.stdin.read() if args.user == "-" else args.user
@@ -62,10 +63,10 @@ def _turns(name: str) -> Iterator[dict[str, str]]:
         try:
             turn = json.loads(line)
         except ValueError as error:
-            raise ValueError(f"Line {number} is not JSON: {error}.") from error
+            raise InvalidValue(f"Line {number} is not JSON: {error}.") from error
         known = isinstance(turn, dict) and set(turn) <= {"system", "user"} and "user" in turn
         if not known or not all(isinstance(text, str) for text in turn.values()):
-            raise ValueError(f'Line {number} is not {{"system": text, "user": text}}; system may be left out.')
+            raise InvalidValue(f'Line {number} is not {{"system": text, "user": text}}; system may be left out.')
         yield turn
 
 

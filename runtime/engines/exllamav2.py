@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,8 @@ from typing import Any
 
 import torch
 
-from ..errors import ModelLoadFailed, ModelNotFound, ModelUnsupported
+from ..errors import InvalidValue, ModelLoadFailed, ModelNotFound, ModelUnsupported
+from ..models.rope import context_len_of
 from ..prompting.prompter import Prompter
 from ..request import ModelSpec, Prompt
 from ..telemetry import Bytes, format_bytes
@@ -50,7 +52,7 @@ class ExLlamaV2Engine:
     def _make_generator(self) -> Any:
         parts, spec = self._parts, self._spec
         kind = spec.option("draft")
-        max_batch = int(spec.option("max_batch", MAX_BATCH) or MAX_BATCH) if parts.attention.is_paged else 1
+        max_batch = spec.whole_number("max_batch", MAX_BATCH, least=1) if parts.attention.is_paged else 1
         options: dict[str, Any] = {}
         if self._draft is not None:
             options = {"draft_model": self._draft.model, "draft_cache": self._draft.cache}
@@ -86,6 +88,7 @@ class ExLlamaV2Engine:
             engine="exllamav2",
             model=self._spec.model,
             context_len=planned.context_len,
+            made_for=context_len_of(planned.config),
             device="cuda:0",
             dtype="float16",
             attention=parts.attention.name,
@@ -209,6 +212,9 @@ def read_loras(spec: ModelSpec) -> list[Lora]:
             pairs.append((folder.strip(), float(strength)) if at else (line.strip(), 1.0))
         except ValueError:
             pairs.append((line.strip(), 1.0))
+    for lora, factor in pairs:
+        if not math.isfinite(factor):
+            raise InvalidValue(f"The LoRA {lora} has the strength {factor}; write a number such as 0.8.")
     return pairs
 
 

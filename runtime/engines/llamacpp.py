@@ -21,7 +21,7 @@ import xllamacpp
 
 from ..device_memory import DeviceMemory
 from ..device_memory import read as read_memory
-from ..errors import ModelLoadFailed, ModelUnsupported
+from ..errors import EngineUnavailable, ModelLoadFailed, ModelUnsupported
 from ..events import LoadProgress
 from ..models.info import ModelInfo, read_model
 from ..profiles import Profile
@@ -43,6 +43,8 @@ KV_TYPES = {"auto": "F16", "fp16": "F16", "q8": "Q8_0", "q4": "Q4_0"}
 
 KV_BITS = {"F16": 16.0, "Q8_0": 8.5, "Q4_0": 4.5}
 """Bits of one element: blocks of 32 with one 16-bit scale."""
+
+ALL_LAYERS = -1
 
 CONTEXT_STEP = 256
 """llama.cpp rounds the context up to this."""
@@ -107,6 +109,7 @@ def context_len(spec: ModelSpec, info: ModelInfo) -> int:
 
 def footprint(spec: ModelSpec) -> Bytes:
     """Weights as stored, and the KV cache of all requests at once; what is not on the spec's device is `host_copy`."""
+    check_device(spec)
     info = read_model(str(find_file(spec.model)))
     tokens = context_len(spec, info) * num_parallel(spec)
     kv_bytes = int(info.kv.elements_per_token * tokens * KV_BITS[kv_type(spec)] / 8)
@@ -117,21 +120,34 @@ def footprint(spec: ModelSpec) -> Bytes:
 
 def offloaded(spec: ModelSpec, info: ModelInfo) -> float:
     """The part of the layers that lies on a GPU: none in a build without one, all if the spec does not say."""
-    has_gpu = any("GPU" in str(device["type"]) for device in xllamacpp.get_device_info())
-    layers = spec.option("gpu_layers")
-    if spec.device == "cpu" or not has_gpu:
+    layers = spec.whole_number("gpu_layers", ALL_LAYERS, least=ALL_LAYERS)
+    if spec.device == "cpu" or not num_gpus():
         return 0.0
-    is_all = layers is None or int(layers) < 0
-    return 1.0 if is_all else min(1.0, int(layers or 0) / max(info.num_layers, 1))
+    return 1.0 if layers == ALL_LAYERS else min(1.0, layers / max(info.num_layers, 1))
+
+
+def num_gpus() -> int:
+    """The GPUs that this build of llama.cpp sees; none in a build for the CPU."""
+    return sum("GPU" in str(device["type"]) for device in xllamacpp.get_device_info())
+
+
+def check_device(spec: ModelSpec) -> None:
+    """Raise EngineUnavailable for a GPU that llama.cpp would silently leave out."""
+    kind, _, index = spec.device.partition(":")
+    if kind not in ("auto", "cpu") and int(index or 0) >= num_gpus():
+        raise EngineUnavailable(
+            f"There is no device {spec.device} for llama.cpp: its build shows {num_gpus()} GPUs. Choose auto or cpu, "
+            "or install xllamacpp with GPU support."
+        )
 
 
 def num_parallel(spec: ModelSpec) -> int:
-    return max(1, int(spec.option("parallel", 1) or 1))
+    return spec.whole_number("parallel", 1, least=1)
 
 
 def num_threads(spec: ModelSpec) -> int:
     """Threads of the spec, else one per core that this process may use; with more they wait on each other."""
-    told = int(spec.option("threads", 0) or 0)
+    told = spec.whole_number("threads", 0)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return told or min(cores, _quota() or cores)
 
@@ -156,12 +172,11 @@ def _params(spec: ModelSpec, info: ModelInfo, key: str) -> Any:
     if name != "F16":  # quantised values need it
         params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_ENABLED
     params.fit_params = False
-    layers = spec.option("gpu_layers")
-    if layers is not None or spec.device == "cpu":
-        params.n_gpu_layers = int(layers or 0)
+    if spec.option("gpu_layers") is not None or spec.device == "cpu":
+        params.n_gpu_layers = spec.whole_number("gpu_layers", 0, least=ALL_LAYERS)
     if spec.device.startswith("cuda:"):
         params.main_gpu = int(spec.device.removeprefix("cuda:"))
-    params.cache_ram_mib = int(spec.option("prompt_cache_mib", 0) or 0)
+    params.cache_ram_mib = spec.whole_number("prompt_cache_mib", 0)
     params.hostnames = ["127.0.0.1"]
     params.port = 0
     params.api_keys = [key]

@@ -77,7 +77,7 @@ class ScriptedEngine:
         try:
             for index, work in enumerate(batch):
                 total = len(work.encoded.token_ids or ())
-                num_steps_before = int(self._spec.option("prefill_steps", 1) or 1)
+                num_steps_before = self._spec.whole_number("prefill_steps", 1, least=1)
                 for number in range(1, num_steps_before + 1):
                     self._pause()
                     yield index, PrefillStep(num_done=total * number // num_steps_before, num_total=total)
@@ -110,7 +110,7 @@ class ScriptedEngine:
         return [*map(ord, reply), EOS]
 
     def _step(self, queues: dict[int, list[int]], spent: dict[int, int], index: int, work: Work) -> DecodeStep:
-        size = int(self._spec.option("tokens_per_step", 1) or 1)
+        size = self._spec.whole_number("tokens_per_step", 1, least=1)
         left = size if work.max_tokens is None else min(size, work.max_tokens - spent[index])
         ids, queues[index] = queues[index][:left], queues[index][left:]
         spent[index] += len(ids)
@@ -138,7 +138,7 @@ class ScriptedEngine:
 
 
 def footprint(spec: ModelSpec) -> Bytes:
-    return Bytes(weights=int(spec.option("weights_bytes", 1000) or 0))
+    return Bytes(weights=spec.whole_number("weights_bytes", 1000))
 
 
 def load(spec: ModelSpec) -> Loading:
@@ -146,7 +146,7 @@ def load(spec: ModelSpec) -> Loading:
     if script.is_file():
         options = {**json.loads(script.read_text(encoding="utf-8")), **dict(spec.options)}
         spec = dataclasses.replace(spec, options=tuple(options.items()))
-    total = int(spec.option("load_steps", 1) or 1)
+    total = spec.whole_number("load_steps", 1, least=1)
     for done in range(1, total + 1):
         time.sleep(float(spec.option("step_s") or 0))
         yield LoadProgress(done=done, total=total, unit="steps")

@@ -14,18 +14,20 @@ def pick_device(name: str) -> torch.device:
     """ "auto" is the first GPU if there is one, else the CPU; raises EngineUnavailable for one that is not here."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise EngineUnavailable(f"There is no device {name!r}. Choose auto, cpu or cuda:0.") from error
-    if device.type != "cuda":
+    device = torch.device(name)
+    if device.type == "cpu":
         return device
-    count = torch.cuda.device_count()
-    if not torch.cuda.is_available() or (device.index or 0) >= count:
+    if device.type == "mps":
+        if not torch.backends.mps.is_available():
+            raise EngineUnavailable("There is no device mps on this machine. Choose auto or cpu.")
+        return device
+    kind = getattr(torch, device.type)
+    count = kind.device_count() if kind.is_available() else 0
+    if (device.index or 0) >= count:
         raise EngineUnavailable(
-            f"There is no device {name}: this machine shows {count} CUDA devices. Choose auto or cpu."
+            f"There is no device {name}: this machine shows {count} {device.type.upper()} devices. Choose auto or cpu."
         )
-    return torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+    return torch.device(device.type, kind.current_device() if device.index is None else device.index)
 
 
 def has_bf16(device: torch.device) -> bool:

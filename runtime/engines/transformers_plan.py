@@ -14,7 +14,7 @@ from ..models.info import ModelInfo, read_model
 from ..request import ModelSpec
 from ..telemetry import Bytes, format_bytes
 from .precision import check as check_sums
-from .torch_device import DTYPES, LONG_NAMES, name_of, pick_device, pick_dtype
+from .torch_device import DTYPES, name_of, pick_device, pick_dtype
 
 DEFAULT_CONTEXT_LEN = 32768
 """Context where the spec names none and the model allows more: a cache for all of it could fill the card."""
@@ -61,13 +61,12 @@ def plan(spec: ModelSpec) -> Plan:
         context_len=context_len,
         bytes=num_bytes,
         sums=check_sums(spec.option("sums", "auto")),
-        prefix_bytes=int(spec.option("prefix_bytes", DEFAULT_PREFIX_BYTES) or 0),
+        prefix_bytes=spec.whole_number("prefix_bytes", DEFAULT_PREFIX_BYTES),
         warnings=(warning,) if warning else (),
     )
 
 
 def _kv_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
-    name = LONG_NAMES.get(name, name)
     if name == "auto":
         return dtype
     if name not in DTYPES:

@@ -6,6 +6,8 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ..errors import InvalidValue
+
 _QUOTES = (('"', '"'), ("'", "'"), ("\u201c", "\u201d"), ("\u00ab", "\u00bb"), ("`", "`"))
 
 _FENCED = re.compile(r"\A.*?^ {0,3}```[^\n]*\n(.*?)\n? {0,3}```[ \t]*$.*\Z", re.DOTALL | re.MULTILINE)
@@ -77,14 +79,14 @@ RULES = (
 
 
 def clean(text: str, names: Sequence[str]) -> tuple[str, list[str]]:
-    """The text after the rules of these names, and which of them changed it; raises ValueError for an unknown name.
+    """The text after the rules of these names, and which of them changed it; raises InvalidValue for an unknown name.
 
     >>> clean('Sure! Here is your prompt:\\n"a red fox"', ["quotes", "preamble"])
     ('a red fox', ['preamble', 'quotes'])
     """
     if unknown := set(names) - {rule.name for rule in RULES}:
         known = ", ".join(rule.name for rule in RULES)
-        raise ValueError(f"There is no cleaning rule {', '.join(sorted(unknown))}. Rules are: {known}.")
+        raise InvalidValue(f"There is no cleaning rule {', '.join(sorted(unknown))}. Rules are: {known}.")
     changed = []
     for rule in RULES:
         if rule.name in names:

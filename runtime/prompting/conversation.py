@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..engines.base import Encoded
+from ..errors import InvalidValue
 from ..request import Message, ModelSpec, Prompt, Thinking
 from . import presets
 from .stop import parse_stop_strings
@@ -32,22 +33,22 @@ def template_choices(folders: Sequence[str | Path]) -> list[str]:
 
 
 def template_of(choice: str, folders: Sequence[str | Path]) -> str | None:
-    """A choice as Prompt.template; raises ValueError where there is no such template."""
+    """A choice as Prompt.template; raises InvalidValue where there is no such template."""
     files = template_files(folders)
     if choice in files:
         try:
             return files[choice].read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise ValueError(f"The chat template {choice} cannot be read: {error}.") from error
+            raise InvalidValue(f"The chat template {choice} cannot be read: {error}.") from error
     if choice not in (OWN_TEMPLATE, *built_in_names()):
-        raise ValueError(f"There is no chat template {choice!r}. There are: {', '.join(template_choices(folders))}.")
+        raise InvalidValue(f"There is no chat template {choice!r}. There are: {', '.join(template_choices(folders))}.")
     return None if choice == OWN_TEMPLATE else choice
 
 
 def continued(history: Prompt, answer: str) -> tuple[Message, ...]:
-    """The messages of an earlier prompt with the model's answer behind them; raises ValueError without an answer."""
+    """The messages of an earlier prompt with the model's answer behind them; raises InvalidValue without an answer."""
     if not answer.strip():
-        raise ValueError(
+        raise InvalidValue(
             "history is wired, but history_answer is empty. Wire in the text that Generate Text gave to that prompt."
         )
     return (*history.messages, Message.of("assistant", history.answer_prefix + answer))
@@ -68,7 +69,7 @@ def compose(
     fold_system: bool = False,
     drop_history: bool = False,
 ) -> Prompt:
-    """The Prompt that follows `history`; raises ValueError for what cannot be.
+    """The Prompt that follows `history`; raises InvalidValue for what cannot be.
 
     system:        replaces the one of the history, unless it is empty
     cleaning:      one of CLEANING
@@ -76,7 +77,7 @@ def compose(
     stop_strings:  one a line, see parse_stop_strings
     """
     if cleaning not in CLEANING:
-        raise ValueError(f"clean is {cleaning!r}; it is one of {', '.join(CLEANING)}.")
+        raise InvalidValue(f"clean is {cleaning!r}; it is one of {', '.join(CLEANING)}.")
     if preset is not None:
         system, user = preset.system_text(system), preset.user_text(user)
     if not system and history and history[0].role == "system":
@@ -84,7 +85,7 @@ def compose(
     turns = tuple(message for message in history if message.role != "system")
     tags = tuple(thinking_tags.split())
     if len(tags) not in (0, 2):
-        raise ValueError(f"thinking_tags holds {len(tags)} tags; give the opening and the closing one, or none.")
+        raise InvalidValue(f"thinking_tags holds {len(tags)} tags; give the opening and the closing one, or none.")
     rules = {"preset": preset.clean if preset else (), "off": (), "text": TEXT_RULES}[cleaning]
     return Prompt(
         messages=(*((Message.of("system", system),) if system else ()), *turns, Message.of("user", user)),

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..errors import InvalidValue
 from .clean import RULES
 
 BUNDLED = Path(__file__).with_name("presets")
@@ -47,26 +48,26 @@ class Preset:
 
 
 def parse(text: str, preset_id: str) -> Preset:
-    """Read a preset; raises ValueError with the place of the fault."""
+    """Read a preset; raises InvalidValue with the place of the fault."""
     lines = text.lstrip("\ufeff").splitlines()
     if not lines or lines[0].strip() != "---" or "---" not in (line.strip() for line in lines[1:]):
-        raise ValueError(f"The preset {preset_id} must begin with a head between two lines of ---.")
+        raise InvalidValue(f"The preset {preset_id} must begin with a head between two lines of ---.")
     end = next(at for at, line in enumerate(lines) if at and line.strip() == "---")
     head: dict[str, str] = {}
     for number, line in enumerate(lines[1:end], start=2):
         name, colon, value = line.partition(":")
         if line.strip():
             if not colon or name.strip() not in _HEAD:
-                raise ValueError(
+                raise InvalidValue(
                     f"The preset {preset_id} has {line.strip()!r} in line {number}; its head holds {', '.join(_HEAD)}."
                 )
             head[name.strip()] = value.strip()
     clean = tuple(name.strip() for name in head.get("clean", "").split(",") if name.strip())
     if unknown := [name for name in clean if name not in {rule.name for rule in RULES}]:
-        raise ValueError(f"The preset {preset_id} has the unknown cleaning rule {unknown[0]!r}.")
+        raise InvalidValue(f"The preset {preset_id} has the unknown cleaning rule {unknown[0]!r}.")
     user = head.get("user", "{text}").replace("\\n", "\n")
     if "{text}" not in user:
-        raise ValueError(
+        raise InvalidValue(
             f"The preset {preset_id} has a `user` without {{text}}, so what the user writes would be lost."
         )
     return Preset(
@@ -87,14 +88,14 @@ def find(folders: Sequence[str | Path] = ()) -> dict[str, Path]:
 
 
 def load(preset_id: str, folders: Sequence[str | Path] = ()) -> Preset:
-    """A preset by id; raises ValueError where there is none, or where its file is faulty."""
+    """A preset by id; raises InvalidValue where there is none, or where its file is faulty."""
     files = find(folders)
     if preset_id not in files:
-        raise ValueError(f"There is no preset {preset_id!r}. Presets are: {', '.join(files)}.")
+        raise InvalidValue(f"There is no preset {preset_id!r}. Presets are: {', '.join(files)}.")
     try:
         return _read(files[preset_id], os.stat(files[preset_id]).st_mtime_ns, preset_id)
     except OSError as error:
-        raise ValueError(f"The preset {preset_id} cannot be read: {error.strerror}.") from error
+        raise InvalidValue(f"The preset {preset_id} cannot be read: {error.strerror}.") from error
 
 
 @functools.lru_cache(maxsize=256)
@@ -103,4 +104,4 @@ def _read(path: Path, mtime_ns: int, preset_id: str) -> Preset:
     try:
         return parse(path.read_text(encoding="utf-8"), preset_id)
     except UnicodeDecodeError as error:
-        raise ValueError(f"The preset {preset_id} is not UTF-8: {error}.") from error
+        raise InvalidValue(f"The preset {preset_id} is not UTF-8: {error}.") from error

@@ -1,6 +1,6 @@
 """ComfyUI's real memory ledger in this process, on the CPU, with a card that only exists as a number.
 
-`ledger()` gives the real `comfy.model_management`; models whose load device is "meta" share a fake card.
+`ledger()` gives the real `comfy.model_management`, whose own device is a fake card: "meta".
 """
 
 from __future__ import annotations
@@ -103,6 +103,7 @@ def ledger(total=24 * GB):
     """The module with an empty ledger and a fake card of `total` bytes; both are put back at the end."""
     memory = model_management()
     before, real = list(memory.current_loaded_models), memory.get_free_memory
+    own_device = memory.get_torch_device
 
     def get_free_memory(device=None, torch_free_too=False):
         if device != CARD:
@@ -112,8 +113,10 @@ def ledger(total=24 * GB):
 
     memory.current_loaded_models[:] = []
     memory.get_free_memory = get_free_memory
+    memory.get_torch_device = lambda: CARD
     try:
         yield memory
     finally:
         memory.current_loaded_models[:] = before
         memory.get_free_memory = real
+        memory.get_torch_device = own_device

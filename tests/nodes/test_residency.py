@@ -62,7 +62,7 @@ class Card:
         self.errors = pack_module("runtime.errors")
         self.runtime = self.residency.enter(self.pack.Runtime(load=self._load, footprint=self._footprint))
 
-    def spec(self, weights=12 * GB, kv_cache=2 * GB, can_park=False, device="meta", **fields):
+    def spec(self, weights=12 * GB, kv_cache=2 * GB, can_park=False, device="auto", **fields):
         options = (("weights", weights), ("kv_cache", kv_cache), ("can_park", can_park))
         return self.pack.ModelSpec(model="llm", engine="fake", device=device, options=options, **fields)
 
@@ -148,7 +148,7 @@ def test_a_host_copy_over_its_budget_is_not_made(card):
 
 def test_an_older_host_copy_leaves_for_a_newer_one(card):
     old = card.spec(can_park=True, host_copy_bytes=15 * GB)
-    new = card.pack.ModelSpec(model="other", engine="fake", device="meta", options=old.options, host_copy_bytes=15 * GB)
+    new = card.pack.ModelSpec(model="other", engine="fake", options=old.options, host_copy_bytes=15 * GB)
 
     for spec in (old, new):
         card.use(spec)
@@ -159,7 +159,7 @@ def test_an_older_host_copy_leaves_for_a_newer_one(card):
 
 
 def test_unload_all_models_takes_it_off_and_a_second_detach_does_nothing(card):
-    spec = card.spec(device="cpu", weights=1000, kv_cache=100)
+    spec = card.spec(weights=1000, kv_cache=100)
     card.use(spec)
     [entry] = card.entries()
 

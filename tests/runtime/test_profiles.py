@@ -69,6 +69,9 @@ def test_an_address_that_is_no_profile_is_refused(name):
         {"key": "k", "key_env": "K"},
         {"max_concurrent": 0},
         {"first_token_s": 0},
+        {"connect_s": float("nan")},
+        {"between_tokens_s": float("inf")},
+        {"gpu_bytes": -1},
         {"headers": (("Host", "x"),)},
         {"headers": (("X", "a\r\nHost: b"),)},
     ],
@@ -78,13 +81,64 @@ def test_a_profile_that_could_not_work_or_do_harm_is_refused(fields):
         Profile(**{"name": "a", "base_url": "http://x", **fields})
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"profiles": 5}', '{"profiles": {"a": 5}}', '{"profiles": {"a": {}}}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        "5",
+        '{"profiles": 5}',
+        '{"profiles": []}',
+        '{"profiles": {"a": 5}}',
+        '{"profiles": {"a": {}}}',
+        "[" * 9999,
+    ],
+)
 def test_a_damaged_file_is_told_with_its_path(path, text):
     path.parent.mkdir()
     path.write_text(text)
 
-    with pytest.raises(ServerError, match=str(path)):
+    with pytest.raises(ServerError, match=rf"{path} cannot be read: .* Mend it") as caught:
         profiles.read()
+
+    assert "Error" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ({"base_url": 5}, "base_url must be a text, and is 5."),
+        ({"models": "m"}, "models must be a list of texts, and is 'm'."),
+        ({"models": ["m", 5]}, "models must be a list of texts, and is ['m', 5]."),
+        ({"pool": {"a": 1}}, "pool must be a list of texts, and is {'a': 1}."),
+        ({"max_concurrent": "3"}, "max_concurrent must be a whole number, and is '3'."),
+        ({"max_concurrent": True}, "max_concurrent must be a whole number, and is True."),
+        ({"gpu_bytes": "8 GB"}, "gpu_bytes must be a whole number, and is '8 GB'."),
+        ({"connect_s": "10"}, "connect_s must be a number, and is '10'."),
+        ({"proxy_from_env": "no"}, "proxy_from_env must be true or false, and is 'no'."),
+        ({"tokenizer": ["a"]}, "tokenizer must be a text, and is ['a']."),
+        ({"key_env": 5}, "key_env must be a text, and is 5."),
+        ({"headers": ["X"]}, "headers must be an object of texts."),
+        ({"headers": {"X": 5}}, "headers must be an object of texts."),
+        ({"key": ["secret"]}, "key must be a text."),
+    ],
+)
+def test_an_entry_of_another_kind_is_named_with_what_it_must_be_and_no_secret(path, entry, words):
+    path.parent.mkdir()
+    path.write_text(json.dumps({"profiles": {"a": {"base_url": "http://x", **entry}}}))
+
+    with pytest.raises(ServerError) as caught:
+        profiles.read()
+
+    assert f"{path} cannot be read: Profile 'a': {words}" in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+def test_an_entry_that_is_null_is_left_out(path):
+    path.parent.mkdir()
+    path.write_text('{"profiles": {"a": {"base_url": "http://x", "models": null, "key": null}}}')
+
+    assert profiles.find("a") == Profile(name="a", base_url="http://x")
 
 
 def test_an_unknown_entry_is_named(path):

@@ -9,6 +9,7 @@ from runtime.benchmark.plot import plot_of
 from runtime.benchmark.rows import faults_of, notes_of
 from runtime.benchmark.run import Progress, RowDone, run
 from runtime.benchmark.table import compare, table_of
+from runtime.errors import InvalidValue
 
 LONG_REPLY = "word " * 200
 
@@ -138,6 +139,11 @@ def test_comparing_tells_what_changed_beyond_noise():
 def test_a_plan_without_sense_is_refused(field, value):
     with pytest.raises(ValueError, match="it starts at"):
         replace(plan(), **{field: value})
+
+
+def test_a_precision_of_the_cache_that_there_is_not_is_refused_before_anything_runs():
+    with pytest.raises(InvalidValue, match=r"^The benchmark's kv is 'zzz'; it is one of auto, fp32, "):
+        plan(kv_caches=("auto", "zzz"))
 
 
 @pytest.mark.parametrize("fields", [{"contexts": (256, 99_999_999_999)}, {"batch_sizes": (1, 1_000_000)}])

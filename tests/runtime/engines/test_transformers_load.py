@@ -8,7 +8,14 @@ import pytest
 from runtime import GREEDY, ModelSpec, Prompt
 from runtime.engines import footprint, load
 from runtime.engines.base import DecodeStep, Work
-from runtime.errors import EngineUnavailable, ModelLoadFailed, ModelNotFound, ModelUnsupported, OutOfMemory
+from runtime.errors import (
+    EngineUnavailable,
+    InvalidValue,
+    ModelLoadFailed,
+    ModelNotFound,
+    ModelUnsupported,
+    OutOfMemory,
+)
 from runtime.events import LoadProgress
 from tests.tiny import make_model
 
@@ -284,7 +291,9 @@ def test_eager_attention_is_reported_and_gives_the_same_tokens(tiny):
         ({"dtype": "int8"}, ModelUnsupported, "'int8'; it is one of auto"),
         ({"attention": "paged"}, ModelUnsupported, "'paged'; the transformers engine has auto"),
         ({"device": "cuda:99"}, EngineUnavailable, "no device cuda:99"),
-        ({"device": "sofa"}, EngineUnavailable, "no device 'sofa'"),
+        ({"device": "sofa"}, InvalidValue, "device is 'sofa'"),
+        ({"device": "mps"}, EngineUnavailable, "no device mps"),
+        ({"device": "xpu:0"}, EngineUnavailable, "no device xpu:0: this machine shows 0 XPU"),
     ],
 )
 def test_what_cannot_be_is_refused_in_words(tiny, fields, error, words):
