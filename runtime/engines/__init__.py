@@ -11,6 +11,7 @@ from types import ModuleType
 from ..errors import EngineUnavailable, ModelUnsupported
 from ..models import exllamav2_config, quantised
 from ..models.info import ModelInfo, read_model
+from ..models.transformers_types import why_unknown
 from ..request import ModelSpec
 from ..shell import for_shell
 from ..telemetry import Bytes
@@ -33,6 +34,11 @@ def missing(*packages: str) -> Callable[[], str | None]:
 def anything(info: ModelInfo) -> str | None:
     """A check that has nothing against any model of the engine's formats."""
     return None
+
+
+def not_for_transformers(info: ModelInfo) -> str | None:
+    """A check for a type that the installed transformers does not know, or a quantisation without its package."""
+    return why_unknown(info) or quantised.why_not_in_transformers(info)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +84,7 @@ ENGINES: tuple[EngineRow, ...] = (
         formats=("safetensors", "gguf"),
         why_unavailable=missing("torch", "transformers"),
         install="pip install transformers",
-        why_unsupported=quantised.why_not_in_transformers,
+        why_unsupported=not_for_transformers,
     ),
     EngineRow(
         name="exllamav2",

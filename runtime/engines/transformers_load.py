@@ -81,13 +81,6 @@ def read_tensor(header: TensorHeader) -> torch.Tensor:
 
 def load_config(info: ModelInfo) -> Any:
     """The model's config for its text class."""
-    known = transformers.CONFIG_MAPPING
-    if info.model_type not in known:
-        why = "needs code of its own, which is never run" if info.config.get("auto_map") else "is unknown"
-        raise ModelUnsupported(
-            f"{Path(info.path).name} is of the type {info.model_type!r}, which {why} to transformers "
-            f"{transformers.__version__}. Update transformers, or choose another model."
-        )
     try:
         config = transformers.AutoConfig.from_pretrained(info.path, local_files_only=True, trust_remote_code=False)
     except (ValueError, OSError, TypeError, AttributeError, KeyError) as error:

@@ -11,6 +11,7 @@ from ..device_memory import read as read_memory
 from ..errors import ModelUnsupported, OutOfMemory
 from ..models import footprint as counted
 from ..models.info import ModelInfo, read_model
+from ..models.transformers_types import why_unknown
 from ..request import ModelSpec
 from ..telemetry import Bytes, format_bytes
 from .precision import check as check_sums
@@ -48,6 +49,8 @@ class Plan:
 def plan(spec: ModelSpec) -> Plan:
     """Read the headers and settle device, types and context; raises a sentence for what cannot be."""
     info = read_model(spec.model)
+    if reason := why_unknown(info):
+        raise ModelUnsupported(f"{Path(info.path).name} cannot run with transformers: {reason}.")
     device = pick_device(spec.device)
     dtype, warning = pick_dtype(spec.dtype, info.dtype, device)
     kv_dtype = _kv_dtype(spec.kv_cache, dtype)
