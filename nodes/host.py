@@ -96,7 +96,7 @@ def using(hidden: Any, specs: Iterable[ModelSpec]) -> Iterator[None]:
     try:
         yield
     finally:
-        _last_use.used(prompt_id(), hidden.prompt, hidden.unique_id, specs)
+        _last_use.used(prompt_id(), hidden.prompt, hidden.unique_id, map(runtime().settled, specs))
 
 
 _answers = travel.Answers()

@@ -22,12 +22,12 @@ _mark = FreeMark()
 
 def free(runtime: Runtime, spec: ModelSpec | None, *, drop_host_copies: bool) -> str:
     """Free one model or all; say in a sentence what the ledger and the device counted."""
-    there = [one for one in runtime.residents() if spec in (None, one.spec)]
+    there = runtime.residents(spec)
     devices = sorted({one.info.device for one in there if one.bytes.device} - {"cpu"})
     before = {device: memory.free for device in devices if (memory := read(device))}
     copies = sum(one.bytes.host_copy for one in there)
     num_bytes = runtime.unload(spec) if drop_host_copies else runtime.evict(spec)
-    left = [one for one in runtime.residents() if spec in (None, one.spec)]
+    left = runtime.residents(spec)
     busy = [one.spec.model for one in left if one.bytes.device and one.is_busy]
     num_freed = sum(bool(one.bytes.device) for one in there) - sum(bool(one.bytes.device) for one in left)
     parts = [f"{num_freed} unloaded, {format_bytes(num_bytes)} freed"] if num_freed else []

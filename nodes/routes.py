@@ -103,12 +103,12 @@ async def _asked(request: Request) -> tuple[ModelSpec, dict[str, Any]]:
 def _unload(spec: ModelSpec) -> str:
     """Unload a model that nobody uses; a sentence about it."""
     runtime, name = host.runtime(), short_name(spec.model)
-    one = next((one for one in runtime.residents() if one.spec == spec), None)
+    one = next(iter(runtime.residents(spec)), None)
     if one is not None and one.is_busy:
         raise Refused(409, f"{name} is in use. Free it when its run is over, or cancel the run.")
     freed = runtime.unload(spec)
     host.monitor().forget()
-    if any(one.spec == spec for one in runtime.residents()):
+    if runtime.residents(spec):
         raise Refused(409, f"{name} came into use. Free it when its run is over.")
     return f"{name} is unloaded, {format_bytes(freed)} freed."
 

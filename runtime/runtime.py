@@ -7,6 +7,7 @@ import gc
 import logging
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import replace
 
 from . import engines
 from .collect import report_of
@@ -43,9 +44,10 @@ class Lease:
 
 
 class Runtime:
-    """Owns engines by spec. Equal specs share one engine, which stays loaded between uses.
+    """Owns engines by spec. Specs that mean the same here share one engine, which stays loaded between uses.
 
     load:      how a spec becomes an engine; a test passes its own
+    settle:    a spec with what every "auto" in it means here
     footprint: the bytes that a spec will need, told before loading
     room:      who makes room on the device
     """
@@ -55,13 +57,16 @@ class Runtime:
         *,
         load: Callable[[ModelSpec], Loading] = engines.load,
         footprint: Callable[[ModelSpec], Bytes] | None = None,
+        settle: Callable[[ModelSpec], ModelSpec] | None = None,
         room: Room | None = None,
     ) -> None:
         self._load = load
         self._footprint = footprint or (engines.footprint if load is engines.load else lambda _: Bytes())
+        self._settle = settle or (engines.settle if load is engines.load else lambda spec: spec)
         self.room: Room = room or PlainRoom()
         self.journal = Journal()
         self._slots: dict[ModelSpec, Slot] = {}
+        self._settled: dict[ModelSpec, ModelSpec] = {}
         self._lock = threading.RLock()
         self._is_closed = False
 
@@ -76,7 +81,8 @@ class Runtime:
         def reports(answer: tuple[EngineInfo, Bytes], ends: dict[int, Finished]) -> list[Report]:
             return [report_of(spec, requests[index], ends[index], *answer) for index in sorted(ends)]
 
-        return (yield from self.journal.follow(spec, len(requests), self._generate(spec, requests), reports))
+        events = self._generate(spec, requests)
+        return (yield from self.journal.follow(self.settled(spec), len(requests), events, reports))
 
     def _generate(
         self, spec: ModelSpec, requests: Sequence[Request]
@@ -88,11 +94,11 @@ class Runtime:
 
     def leasing(self, spec: ModelSpec) -> Generator[LoadProgress, None, Lease]:
         """Yield load progress, return the lease. Closing it before that drops what was half loaded."""
-        slot = self._slot(spec)
+        slot = self._slot(settled := self.settled(spec), spec)
         if slot.used_by == threading.get_ident():
             raise RuntimeError(f"{spec.model} is leased twice by one thread.")
         slot.lock.acquire()
-        slot.used_by, slot.must_leave, slot.spec = threading.get_ident(), False, spec
+        slot.used_by, slot.must_leave, slot.spec, slot.asked = threading.get_ident(), False, settled, spec
         try:
             engine = yield from self._make_resident(slot)
         except BaseException:
@@ -120,11 +126,11 @@ class Runtime:
             slot.num_returns += 1
         else:
             self._replace_others(slot)
-            slot.computed = self._footprint(slot.spec)
+            slot.computed = self._footprint(slot.asked)
             slot.full_bytes = slot.computed.device
             check_fits(slot.spec, slot.computed, self.room)
             self.room.reserve(slot.spec, slot.full_bytes)
-            slot.engine = engine = yield from self._load(slot.spec)
+            slot.engine = engine = yield from self._load(slot.asked)
             if engine.info.capabilities.is_remote and engine.bytes.device:
                 self.room.reserve(slot.spec, engine.bytes.device)  # a server holds its bytes already: others now know
         slot.num_loads += 1
@@ -178,11 +184,29 @@ class Runtime:
                     yield engine
                 return
 
-    def _slot(self, spec: ModelSpec) -> Slot:
+    def settled(self, spec: ModelSpec) -> ModelSpec:
+        """The spec under which a spec's model stands here, so that two spellings of one thing are one model.
+
+        A spec that cannot be settled stays as it is: loading it tells why.
+        """
+        known = self._slots.get(self._standing(spec))
+        if known is None or known.engine is None:
+            try:
+                made = self._settle(spec)
+            except ResidentError:
+                made = spec
+            self._settled[spec] = next((slot.spec for slot in self._loaded() if slot.answers(made)), made)
+        return replace(self._settled.get(spec, spec), when_idle=spec.when_idle, host_copy_bytes=spec.host_copy_bytes)
+
+    def _standing(self, spec: ModelSpec) -> ModelSpec:
+        """The same as far as it was settled before, without asking an engine."""
+        return self._settled.get(spec, spec)
+
+    def _slot(self, settled: ModelSpec, asked: ModelSpec) -> Slot:
         with self._lock:
             if self._is_closed:
                 raise RuntimeClosed("The runtime is closed. Restart ComfyUI to use it again.")
-            return self._slots.setdefault(spec, Slot(spec))
+            return self._slots.setdefault(settled, Slot(settled, asked))
 
     def _release(self, slot: Slot) -> None:
         try:
@@ -200,9 +224,9 @@ class Runtime:
         with self._lock:
             return [slot for slot in self._slots.values() if slot.engine]
 
-    def residents(self) -> list[Resident]:
-        """The loaded and parked models, in the order of their first lease."""
-        return [Resident.of(slot, engine) for slot in self._loaded() if (engine := slot.engine)]
+    def residents(self, spec: ModelSpec | None = None) -> list[Resident]:
+        """The loaded and parked models, in the order of their first lease; or that of one spec."""
+        return [Resident.of(slot, engine) for slot in self._of(spec) if (engine := slot.engine)]
 
     def num_loads(self, spec: ModelSpec | None = None) -> int:
         """How often the spec, or any, came onto its device since this runtime began."""
@@ -210,12 +234,12 @@ class Runtime:
 
     def device_bytes(self, spec: ModelSpec) -> int:
         """What the model holds on its device now. O(1), takes no lock."""
-        slot = self._slots.get(spec)
+        slot = self._slots.get(self._standing(spec))
         return slot.bytes.device if slot else 0
 
     def observe(self, spec: ModelSpec) -> list[dict[str, object]]:
         """What the servers behind a model say of themselves now; takes no lock, and may wait for their answers."""
-        slot = self._slots.get(spec)
+        slot = self._slots.get(self._standing(spec))
         return slot.engine.observe() if slot and isinstance(slot.engine, Observable) else []
 
     def trim(self, spec: ModelSpec, num_bytes: int) -> int:
@@ -243,7 +267,8 @@ class Runtime:
 
     def _of(self, spec: ModelSpec | None) -> list[Slot]:
         with self._lock:
-            return [slot for one, slot in self._slots.items() if spec in (None, one)]
+            standing = spec and self._standing(spec)
+            return [slot for one, slot in self._slots.items() if standing in (None, one)]
 
     def _evict_engine(self, slot: Slot) -> int:
         """Park the slot's engine, or close it; return the device bytes freed. The caller holds the slot."""

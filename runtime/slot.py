@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .engines.base import Engine, EngineInfo
 from .request import ModelSpec
@@ -14,6 +14,8 @@ from .telemetry import Bytes
 class Slot:
     """A spec, its engine while loaded or parked, and the lock that one user at a time holds.
 
+    spec:         settled: what every "auto" in `asked` means here
+    asked:        what the last lease asked for, by which the model is loaded
     computed:     bytes told before loading
     full_bytes:   most device bytes that the model was seen to hold, or `computed` before its first load
     must_leave:   an eviction came while it was in use; it happens when the lease ends
@@ -21,6 +23,7 @@ class Slot:
     """
 
     spec: ModelSpec
+    asked: ModelSpec
     engine: Engine | None = None
     is_parked: bool = False
     computed: Bytes = field(default_factory=Bytes)
@@ -38,6 +41,11 @@ class Slot:
         """What the engine holds now; nothing without one."""
         engine = self.engine
         return engine.bytes if engine else Bytes()
+
+    def answers(self, spec: ModelSpec) -> bool:
+        """Whether the loaded model is what this settled spec would load: "auto" attention came out as the one named."""
+        is_named = self.engine is not None and self.engine.info.attention == spec.attention
+        return is_named and self.spec.attention == "auto" and replace(spec, attention="auto") == self.spec
 
     def note_size(self) -> None:
         """Remember the most that the model was seen to hold on its device."""

@@ -167,7 +167,7 @@ def _sample(
 ) -> Generator[Event, None, Sample]:
     """One sample, which the monitor shows as a run; in its middle the device's clock is read once, into `clocks`."""
     sampling = take_sample(engine, prompts, output_tokens, now=bench.now)
-    with closing(bench.runtime.journal.follow(spec, len(prompts), sampling)) as followed:
+    with closing(bench.runtime.journal.follow(bench.runtime.settled(spec), len(prompts), sampling)) as followed:
         has_read = False
         while True:
             try:

@@ -58,4 +58,4 @@ def _visit(runtime: Runtime, spec: ModelSpec, now: Clock) -> Generator[Event, No
 
 def _load_s(runtime: Runtime, spec: ModelSpec) -> float | None:
     """Seconds of the model's last load or return."""
-    return next((one.load_s for one in runtime.residents() if one.spec == spec), None)
+    return next((one.load_s for one in runtime.residents(spec)), None)

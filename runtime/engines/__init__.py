@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 
 from ..errors import EngineUnavailable, ModelUnsupported
@@ -16,7 +16,7 @@ from ..request import ModelSpec
 from ..shell import for_shell
 from ..telemetry import Bytes
 from . import exllamav2_install
-from .base import Footprint, Loader, Loading
+from .base import Footprint, Loader, Loading, Settle
 
 
 def missing(*packages: str) -> Callable[[], str | None]:
@@ -49,6 +49,7 @@ class EngineRow:
     why_unavailable: None where it can run, else the reason, without importing anything heavy
     install:         one line that would bring it
     why_unsupported: None where it can run this model of one of its formats, else the reason
+    settles:         the module with its `settle`, lighter than its SDK; empty where a spec's "auto" is the server's
     """
 
     name: str
@@ -58,6 +59,7 @@ class EngineRow:
     why_unavailable: Callable[[], str | None]
     install: str
     why_unsupported: Callable[[ModelInfo], str | None] = anything
+    settles: str = ""
 
     def why_not(self, info: ModelInfo) -> str | None:
         """Why this engine cannot run this model on this machine; None if nothing speaks against it."""
@@ -76,6 +78,7 @@ ENGINES: tuple[EngineRow, ...] = (
         formats=("gguf",),
         why_unavailable=missing("xllamacpp", "aiohttp"),
         install="pip install xllamacpp",
+        settles="llamacpp",
     ),
     EngineRow(
         name="transformers",
@@ -85,6 +88,7 @@ ENGINES: tuple[EngineRow, ...] = (
         why_unavailable=missing("torch", "transformers"),
         install="pip install transformers",
         why_unsupported=not_for_transformers,
+        settles="transformers_plan",
     ),
     EngineRow(
         name="exllamav2",
@@ -94,6 +98,7 @@ ENGINES: tuple[EngineRow, ...] = (
         why_unavailable=exllamav2_install.why_unavailable,
         why_unsupported=exllamav2_config.why_unsupported,
         install="python -m runtime doctor",
+        settles="exllamav2_load",
     ),
     EngineRow(
         name="openai",
@@ -137,6 +142,16 @@ def choose(spec: ModelSpec) -> EngineRow:
             return row(name)
     told = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
     raise ModelUnsupported(f"No engine can run {spec.model} here. {told}. Install one of them, or use a server.")
+
+
+def settle(spec: ModelSpec) -> ModelSpec:
+    """The spec with what its engine makes of every "auto" here: specs that come out equal load equal models."""
+    one = choose(spec)
+    spec = replace(spec, engine=one.name)
+    if not one.settles or one.why_unavailable():
+        return spec
+    settles: Settle = importlib.import_module(f".{one.settles}", __package__).settle
+    return settles(spec)
 
 
 def _module(spec: ModelSpec) -> ModuleType:

@@ -267,6 +267,13 @@ class Loader(Protocol):
     def __call__(self, spec: ModelSpec) -> Loading: ...
 
 
+class Settle(Protocol):
+    """What an engine offers as `settle`: the spec with every "auto" as it comes out here, and what the engine does not
+    look at as "auto". Attention may stay as it is: what runs is known once the model is loaded."""
+
+    def __call__(self, spec: ModelSpec) -> ModelSpec: ...
+
+
 class Footprint(Protocol):
     """What an engine module may offer as `footprint`: the bytes by part before loading, from headers and config."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,14 @@ def plan(spec: ModelSpec) -> Plan:
         weights_bytes=sum(one.end - one.start for name, one in headers.items() if "embed_tokens" not in name)
         + (_embedding_bytes(headers) if flat.get("tie_word_embeddings") else 0),
         kv_bytes=kv_cache_bytes(flat, kv_cache, cache_len),
+    )
+
+
+def settle(spec: ModelSpec) -> ModelSpec:
+    """The spec with context, cache and device as they come out here; a type of weights is not chosen."""
+    made = plan(spec)
+    return replace(
+        spec, device=resolve_device(spec.device), dtype="auto", kv_cache=made.kv_cache, context_len=made.context_len
     )
 
 

@@ -118,6 +118,20 @@ def footprint(spec: ModelSpec) -> Bytes:
     return Bytes(weights=weights, kv_cache=kv_cache, host_copy=info.weights_bytes + kv_bytes - weights - kv_cache)
 
 
+def settle(spec: ModelSpec) -> ModelSpec:
+    """The spec with context, cache and device as they come out here; types and attention are llama.cpp's own."""
+    info = read_model(str(find_file(spec.model)))
+    kv_cache = "fp16" if spec.kv_cache == "auto" else spec.kv_cache
+    return replace(
+        spec,
+        device=_device(spec, info),
+        dtype="auto",
+        attention="auto",
+        kv_cache=kv_cache,
+        context_len=context_len(spec, info),
+    )
+
+
 def offloaded(spec: ModelSpec, info: ModelInfo) -> float:
     """The part of the layers that lies on a GPU: none in a build without one, all if the spec does not say."""
     layers = spec.whole_number("gpu_layers", ALL_LAYERS, least=ALL_LAYERS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -66,6 +66,18 @@ def plan(spec: ModelSpec) -> Plan:
         sums=check_sums(spec.option("sums", "auto")),
         prefix_bytes=spec.whole_number("prefix_bytes", DEFAULT_PREFIX_BYTES),
         warnings=(warning,) if warning else (),
+    )
+
+
+def settle(spec: ModelSpec) -> ModelSpec:
+    """The spec with device, types and context as they come out here."""
+    made = plan(spec)
+    return replace(
+        spec,
+        device=str(made.device),
+        dtype=name_of(made.dtype),
+        kv_cache=name_of(made.kv_dtype),
+        context_len=made.context_len,
     )
 
 

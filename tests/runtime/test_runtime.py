@@ -1,13 +1,14 @@
 import itertools
 import logging
 import threading
+from dataclasses import replace
 
 import pytest
 
 from runtime import ModelSpec, Prompt, Request, Runtime
 from runtime.engines import scripted
 from runtime.engines.base import EngineInfo
-from runtime.errors import OutOfMemory, RuntimeClosed
+from runtime.errors import ModelNotFound, OutOfMemory, RuntimeClosed
 from runtime.telemetry import Bytes
 
 UNIT = 1000
@@ -16,9 +17,9 @@ UNIT = 1000
 class ParkableEngine:
     """Holds UNIT bytes on a device, or on the host while parked; `full` is raised when it must come back."""
 
-    def __init__(self, model="m"):
+    def __init__(self, model="m", attention="-"):
         self.info = EngineInfo(
-            engine="fake", model=model, context_len=64, device="cuda:0", dtype="-", attention="-", kv_cache="-"
+            engine="fake", model=model, context_len=64, device="cuda:0", dtype="-", attention=attention, kv_cache="-"
         )
         self.bytes = Bytes(weights=UNIT, kv_cache=100)
         self.is_in_place = True
@@ -76,13 +77,13 @@ def spec(model="m", **fields):
     return ModelSpec(model=model, engine="fake", **fields)
 
 
-def parkable(made, room=None, footprint=None):
+def parkable(made, room=None, footprint=None, settle=None):
     def load(one):
         yield from ()
-        made.append(ParkableEngine(one.model))
+        made.append(ParkableEngine(one.model, "sdpa" if one.attention == "auto" else one.attention))
         return made[-1]
 
-    return Runtime(load=load, room=room or Room(), footprint=footprint)
+    return Runtime(load=load, room=room or Room(), footprint=footprint, settle=settle)
 
 
 def use(runtime, one):
@@ -291,3 +292,86 @@ def test_five_users_ten_times_load_once():
 
     assert runtime.num_loads(script()) == 1
     assert [one.bytes for one in runtime.residents()] == [scripted.footprint(script())]
+
+
+MEANS = {"device": "cuda:0", "dtype": "bf16", "context_len": 4096, "kv_cache": "fp16"}
+
+
+def settle(one):
+    """What a machine makes of "auto"."""
+    if one.model == "broken":
+        raise ModelNotFound("There is no model.")
+    changes = {name: value for name, value in MEANS.items() if getattr(one, name) in ("auto", None)}
+    return replace(one, **changes)
+
+
+@pytest.mark.parametrize("named", [*({name: value} for name, value in MEANS.items()), MEANS])
+@pytest.mark.parametrize("is_auto_first", [True, False])
+def test_auto_and_what_it_comes_out_as_are_one_model(named, is_auto_first):
+    made = []
+    runtime = parkable(made, settle=settle)
+    first, second = (spec(), spec(**named)) if is_auto_first else (spec(**named), spec())
+
+    assert use(runtime, first) is use(runtime, second) is use(runtime, first)
+
+    assert len(made) == 1 and not made[0].is_closed
+    assert runtime.num_loads(first) == runtime.num_loads(second) == runtime.num_loads() == 1
+    assert runtime.residents(first) == runtime.residents(second) == runtime.residents()
+    assert runtime.device_bytes(first) == runtime.device_bytes(second) == UNIT + 100
+
+
+@pytest.mark.parametrize("other", [{"dtype": "fp16"}, {"context_len": 512}, {"kv_cache": "q4"}, {"device": "cpu"}])
+@pytest.mark.parametrize("is_auto_first", [True, False])
+def test_auto_is_not_answered_by_a_model_that_was_loaded_as_something_else(other, is_auto_first):
+    made = []
+    runtime = parkable(made, settle=settle)
+    first, second = (spec(), spec(**other)) if is_auto_first else (spec(**other), spec())
+
+    use(runtime, first)
+    use(runtime, second)
+
+    assert [engine.is_closed for engine in made] == [True, False]
+
+
+def test_the_attention_that_auto_came_out_as_is_the_same_when_it_is_named_and_no_other_is():
+    made = []
+    runtime = parkable(made, settle=settle)
+    use(runtime, spec())
+
+    assert use(runtime, spec(attention="sdpa")) is made[0]
+    assert use(runtime, spec(attention="eager")) is not made[0]
+    assert use(runtime, spec()) is not made[1]
+
+
+def test_a_model_is_loaded_by_what_was_asked_and_known_by_what_it_means():
+    asked, room = [], Room()
+
+    def load(one):
+        yield from ()
+        asked.append(one)
+        return ParkableEngine(one.model)
+
+    runtime = Runtime(load=load, room=room, settle=settle)
+    use(runtime, spec(when_idle="release"))
+
+    assert asked == [spec()]
+    [resident] = runtime.residents()
+    assert resident.spec == spec(**MEANS)
+    assert resident.spec.when_idle == "release"
+
+
+def test_each_spelling_of_a_model_reaches_it():
+    runtime = parkable([], settle=settle)
+    use(runtime, spec(**MEANS))
+    use(runtime, spec())
+
+    assert runtime.trim(spec(), 1) == 100
+    assert runtime.evict(spec()) == UNIT
+    assert runtime.residents(spec(**MEANS))[0].is_parked
+    assert runtime.unload(spec()) == 0
+    assert runtime.residents() == []
+
+
+def test_what_cannot_be_settled_is_told_by_loading_it():
+    with pytest.raises(OutOfMemory):
+        use(parkable([], Room(free=1), lambda one: Bytes(weights=UNIT), settle), spec("broken"))

@@ -66,7 +66,7 @@ def ask(text, *, stop_strings=(), **fields):
 
 def results(runtime, the_spec, *requests):
     collector = collect(runtime.generate(the_spec, requests), the_spec, requests)
-    [resident] = [one for one in runtime.residents() if one.spec == the_spec]
+    [resident] = runtime.residents(the_spec)
     return collector.results(resident.info, resident.bytes)
 
 

@@ -11,8 +11,9 @@ import pytest
 pytest.importorskip("xllamacpp", reason="the package xllamacpp is not installed")
 
 from runtime import GREEDY, ModelSpec, Prompt, Request, Runtime, collect
+from runtime.engines import footprint, llamacpp, settle
 from runtime.engines.server.facts import num_busy, read_metrics
-from runtime.errors import ModelLoadFailed, ModelUnsupported
+from runtime.errors import EngineUnavailable, ModelLoadFailed, ModelUnsupported
 from runtime.events import TextDelta
 
 QUESTION = "Say hello."
@@ -42,8 +43,24 @@ def ask(text=QUESTION, *, stop_strings=(), **fields):
 
 def results(runtime, the_spec, *requests):
     collector = collect(runtime.generate(the_spec, requests), the_spec, requests)
-    [resident] = [one for one in runtime.residents() if one.spec == the_spec]
+    [resident] = runtime.residents(the_spec)
     return collector.results(resident.info, resident.bytes)
+
+
+def test_auto_and_what_it_means_are_one_model(spec):
+    named = replace(spec, kv_cache="fp16", context_len=500, dtype="bfloat16", attention="eager")
+
+    assert settle(named) == settle(spec) == settle(replace(spec, engine="auto"))
+    assert (settle(spec).context_len, settle(spec).kv_cache) == (512, "fp16")
+    assert settle(replace(spec, kv_cache="q8")) != settle(spec)
+
+
+def test_a_gpu_that_this_build_does_not_see_is_not_left_out_in_silence(spec):
+    if llamacpp.num_gpus():
+        pytest.skip("this build of llama.cpp sees a GPU")
+
+    with pytest.raises(EngineUnavailable, match=r"no device cuda:0 for llama\.cpp: its build shows 0 GPUs"):
+        footprint(replace(spec, device="cuda:0"))
 
 
 def member_of(engine):

@@ -52,3 +52,19 @@ def test_a_model_answers_through_the_runtime(tiny):
         assert result.report["num_output_tokens"] <= 8
         assert result.report["attention"] == "sdpa"
         assert result.report["bytes"]["weights"] > 0
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="on this machine auto is not the CPU")
+def test_auto_and_what_it_means_here_share_one_loaded_model_and_anything_else_does_not(tiny):
+    auto = ModelSpec(model=str(tiny("llama")))
+    named = {"engine": "transformers", "device": "cpu", "dtype": "float32", "attention": "sdpa", "kv_cache": "fp32"}
+    runtime = Runtime()
+
+    with runtime.lease(auto) as first, runtime.lease(ModelSpec(model=auto.model, context_len=1024)) as shorter:
+        pass
+    with runtime.lease(auto) as again, pytest.raises(RuntimeError, match="leased twice"):
+        runtime.lease(ModelSpec(model=auto.model, context_len=2048, **named)).__enter__()
+
+    assert shorter is not first
+    assert again is first
+    assert first.info.made_for == 2048
