@@ -32,6 +32,7 @@ def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield from _model(facts["model"])
         yield from _weights(facts["weights"])
         yield from _kv_cache(facts["kv_cache"])
+        yield from _here(facts["here"])
         yield from _tokenizer(facts["tokenizer"])
         yield from _engines(facts["engines"])
     if facts["awq"] != "not_awq":
@@ -58,6 +59,14 @@ def _kv_cache(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "", f"{name:5} {size} bytes a token" + (f", {format_bytes(full[name])} at full context" if full else "")
     if facts["state_bytes"]:
         yield "", f"state of {format_bytes(facts['state_bytes'])} a sequence, whatever its length"
+
+
+def _here(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    if facts["engine"] is None:
+        return
+    in_type = f" in {facts['dtype']}" if facts["dtype"] else ""
+    kept = f"{facts['context_len']} tokens, {format_bytes(facts['kv_cache_bytes'])} of {facts['kv_cache']} KV cache"
+    yield "here", f"{facts['engine']} on {facts['device']}{in_type}: {kept}"
 
 
 def _tokenizer(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import struct
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -54,8 +55,8 @@ SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?
 STRING, ARRAY = 8, 9
 
 
-def read_gguf(file: str | Path) -> tuple[dict[str, Any], dict[str, TensorHeader]]:
-    """(metadata, tensors by name). An array longer than 64 is given as its length.
+def read_gguf(file: str | Path, whole: Collection[str] = ()) -> tuple[dict[str, Any], dict[str, TensorHeader]]:
+    """(metadata, tensors by name). An array longer than 64 is given as its length, unless its name is in `whole`.
 
     Raises ModelLoadFailed for a file that is cut or no GGUF, ModelUnsupported for one part of several.
     """
@@ -68,7 +69,10 @@ def read_gguf(file: str | Path) -> tuple[dict[str, Any], dict[str, TensorHeader]
             version, num_tensors, num_pairs = _unpack(stream, "<IQQ")
             if version not in (2, 3):
                 raise ModelUnsupported(f"{file.name} has GGUF version {version}; 2 and 3 can be read.")
-            metadata = {_string(stream): _value(stream, *_unpack(stream, "<I")) for _ in range(num_pairs)}
+            metadata = {
+                (name := _string(stream)): _value(stream, *_unpack(stream, "<I"), is_whole=name in whole)
+                for _ in range(num_pairs)
+            }
             entries = [_entry(stream) for _ in range(num_tensors)]
             header_end = stream.tell()
         if (parts := metadata.get("split.count", 1)) > 1:
@@ -95,13 +99,13 @@ def _string(stream: BinaryIO) -> str:
     return stream.read(length).decode("utf-8", errors="replace")
 
 
-def _value(stream: BinaryIO, kind: int) -> Any:
+def _value(stream: BinaryIO, kind: int, *, is_whole: bool = False) -> Any:
     if kind == STRING:
         return _string(stream)
     if kind != ARRAY:
         return _unpack(stream, SCALARS[kind])[0]
     item, count = _unpack(stream, "<IQ")
-    if count <= 64:
+    if count <= 64 or is_whole:
         return [_value(stream, item) for _ in range(count)]
     if item in SCALARS:
         stream.seek(count * struct.calcsize(SCALARS[item]), os.SEEK_CUR)

@@ -6,15 +6,17 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from ..engines import ENGINES
+from ..engines import ENGINES, settle
 from ..errors import ModelLoadFailed, ResidentError
-from ..request import Prompt
+from ..request import ModelSpec, Prompt
 from .info import ModelInfo, read_model
 
 Facts = dict[str, object]
 
-KV_BITS = {"fp16": 16.0, "q8": 8.5, "q6": 6.5, "q4": 4.5}
+KV_BITS = {"fp32": 32.0, "bf16": 16.0, "fp16": 16.0, "q8": 8.5, "q6": 6.5, "q4": 4.5}
 """Bits that one cached value takes, scales included."""
+
+SHOWN = ("fp32", "fp16", "q8", "q6", "q4")
 
 
 def inspect(path: str) -> dict[str, object]:
@@ -73,7 +75,7 @@ def weights(info: ModelInfo) -> Facts:
 def kv_cache(info: ModelInfo) -> Facts:
     """What a token costs in the KV cache, by precision, and the fp32 state of a sequence, whatever its length."""
     kv = info.kv
-    per_token = {name: round(kv.elements_per_token * bits / 8) for name, bits in KV_BITS.items()}
+    per_token = {name: round(kv.elements_per_token * KV_BITS[name] / 8) for name in SHOWN}
     full = {name: num_bytes * info.context_len for name, num_bytes in per_token.items()} if info.context_len else None
     return {
         "num_layers": kv.num_layers,
@@ -86,12 +88,33 @@ def kv_cache(info: ModelInfo) -> Facts:
     }
 
 
+def here(info: ModelInfo) -> Facts:
+    """What would run it on this machine with every setting on auto, and what a token then costs in the KV cache."""
+    try:
+        spec = settle(ModelSpec(model=info.path))
+    except ResidentError:
+        return {"engine": None}
+    per_token = round(info.kv.elements_per_token * KV_BITS[spec.kv_cache] / 8)
+    return {
+        "engine": spec.engine,
+        "device": spec.device,
+        "dtype": None if spec.dtype == "auto" else spec.dtype,
+        "kv_cache": spec.kv_cache,
+        "context_len": spec.context_len,
+        "bytes_per_token": per_token,
+        "kv_cache_bytes": per_token * (spec.context_len or 0),
+    }
+
+
 def tokenizer(info: ModelInfo) -> Facts:
-    """Its tokenizer and chat template: whether a message can be encoded, and what ends an answer."""
+    """Its tokenizer and chat template: whether a message can be rendered, and what ends an answer.
+
+    A GGUF file's header tells it all; building its tokenizer would take seconds and tell no more.
+    """
     from ..prompting.prompter import Prompter
 
     try:
-        prompter = Prompter.load(info.path)
+        prompter = Prompter.of_header(info.path) if info.format == "gguf" else Prompter.load(info.path)
         encoded = prompter.encode(Prompt.of("Hello"))
     except ResidentError as error:
         return {"fault": str(error)}
@@ -118,6 +141,7 @@ INSPECTIONS: dict[str, Callable[[ModelInfo], Facts]] = {
     "model": model,
     "weights": weights,
     "kv_cache": kv_cache,
+    "here": here,
     "tokenizer": tokenizer,
     "engines": engines,
 }

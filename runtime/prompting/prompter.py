@@ -16,7 +16,7 @@ from .control_tokens import ControlTokens, Mark
 from .detokenize import Detokenizer
 from .reasoning import CHANNELS, FINAL_CHANNEL, find_tags, marks_of
 from .template_choice import resolve
-from .tokenizer import ModelTokenizer, TokenizerCache
+from .tokenizer import ModelTokenizer, TokenizerCache, read_vocabulary
 
 _CACHE = TokenizerCache(size=4)
 """Reading a tokenizer takes seconds where it must be converted, and a graph may ask for it on every run."""
@@ -49,6 +49,11 @@ class Prompter:
     def load(cls, model: str) -> Prompter:
         """The prompter of a model folder or a GGUF file; raises ModelNotFound, ModelLoadFailed, ModelUnsupported."""
         return cls(_CACHE.get(Path(model)))
+
+    @classmethod
+    def of_header(cls, file: str) -> Prompter:
+        """The prompter of a GGUF file's header: its texts and stop tokens are true, its ids are not."""
+        return cls(read_vocabulary(Path(file)))
 
     def encode(self, prompt: Prompt) -> Encoded:
         """The prompt's ids, its rendered text, and what ends its answer; raises TemplateFailed.

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ModelLoadFailed, ModelNotFound, ModelUnsupported
+from ..models.gguf_header import read_gguf
 from ..models.info import text_config
 from ..shell import for_shell
 
@@ -22,6 +23,12 @@ NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token",
 
 MAX_IDS = 2**32
 """A tokenizer counts its ids in 32 bits."""
+
+GGUF_TOKENS, GGUF_KINDS = "tokenizer.ggml.tokens", "tokenizer.ggml.token_type"
+CONTROL, USER_DEFINED = 3, 4
+"""Kinds of tokens in a GGUF file that are structure; all others are text."""
+
+GGUF_NAMED = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 
 _READ = (
     "tokenizer.json",
@@ -106,6 +113,30 @@ def read_tokenizer(path: Path) -> ModelTokenizer:
     return ModelTokenizer(
         tokenizer=_bare(tokenizer), special_tokens=named, templates=_templates(path, config), end_ids=end_ids
     )
+
+
+def read_vocabulary(file: Path) -> ModelTokenizer:
+    """What a GGUF file's header says about text: its tokens, its template and what ends an answer.
+
+    It takes no time and no transformers, and is enough to render a prompt and to name tokens. Ids of text are not to
+    be had from it: how text is cut into tokens is what building the real tokenizer takes seconds for.
+    """
+    from tokenizers import AddedToken, Tokenizer, models
+
+    metadata, _ = read_gguf(file, whole=(GGUF_TOKENS, GGUF_KINDS))
+    tokens, kinds = metadata.get(GGUF_TOKENS), metadata.get(GGUF_KINDS) or []
+    if not isinstance(tokens, list):
+        raise ModelLoadFailed(f"{file.name} holds no tokenizer. Get the model's GGUF from another source.")
+    tokenizer = Tokenizer(models.BPE(vocab={token: one for one, token in enumerate(tokens)}, merges=[]))
+    for token, kind in zip(tokens, kinds):
+        if token and kind in (CONTROL, USER_DEFINED):
+            tokenizer.add_tokens([AddedToken(token, special=kind == CONTROL, normalized=False)])
+    ids = {name: metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in GGUF_NAMED.items()}
+    named = {name: tokens[one] for name, one in ids.items() if isinstance(one, int) and one < len(tokens)}
+    end_ids: dict[int, list[str]] = {}
+    _note_eos(end_ids, tokenizer, named)
+    templates = _named_templates(metadata.get("tokenizer.chat_template"))
+    return ModelTokenizer(tokenizer=tokenizer, special_tokens=named, templates=templates, end_ids=end_ids)
 
 
 def _bare(tokenizer: Tokenizer) -> Tokenizer:

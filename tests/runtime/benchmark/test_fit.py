@@ -1,9 +1,15 @@
 """The fit table against figures of a model of 32 billion parameters that were worked out by hand."""
 
+import argparse
+
 import pytest
 
+from runtime.benchmark import fit
 from runtime.benchmark.ceiling import bytes_per_step, kv_bytes_per_token
-from runtime.benchmark.fit import RESERVED_BYTES, SCRATCH_BYTES, ceilings, fit_table, fits
+from runtime.benchmark.fit import RESERVED_BYTES, SCRATCH_BYTES, ceilings, fit_table, fits, fits_here
+from runtime.commands import fit as command
+from runtime.device_memory import DeviceMemory
+from runtime.errors import InvalidValue
 from runtime.models.info import KVGeometry, ModelInfo
 from runtime.models.safetensors_header import TensorHeader
 
@@ -86,3 +92,30 @@ def test_the_ceiling_is_bandwidth_over_bytes_and_the_table_says_computed(info):
 
     assert ceilings(info, num_tokens=2048)["RTX 4090"] == pytest.approx(1008e9 / step)
     assert fit_table(info).startswith("Computed, not measured: 19.00 GB")
+
+
+def test_this_machine_counts_in_the_types_that_it_will_use(info, monkeypatch):
+    facts = {"engine": "transformers", "device": "cpu", "dtype": "fp32", "kv_cache": "fp32", "bytes_per_token": 1000}
+    monkeypatch.setattr(fit, "here", lambda _: facts)
+    monkeypatch.setattr(fit, "weights_bytes", lambda info, dtype: {"fp32": 4 * 10**9}[dtype])
+    monkeypatch.setattr(fit, "read_memory", lambda name: DeviceMemory(device=name, total=8 * 10**9, free=4_005_000_000))
+
+    assert fits_here(info)["context_len"] == 5000
+    assert (
+        "This machine: transformers on cpu in fp32 takes 4.0 GB of weights and 1000 bytes a token of fp32 KV cache: "
+        "5000 tokens fit into the 4.0 GB that are free now."
+    ) in fit_table(info)
+
+
+def test_a_model_that_nothing_here_can_run_has_no_line_for_this_machine(info):
+    assert fits_here(info) is None
+    assert "This machine" not in fit_table(info)
+
+
+@pytest.mark.parametrize("words", [["--beside", "nan"], ["--beside", "inf"], ["--beside", "-1"], ["--tokens", "-5"]])
+def test_a_size_that_is_none_is_told(words):
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+
+    with pytest.raises(InvalidValue, match=rf"^{words[0]} is {words[1]}"):
+        command.run(parser.parse_args(["m", *words]))

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from runtime import Prompt
 from runtime.models.inspection import INSPECTIONS, inspect
+from runtime.prompting.prompter import Prompter
 
 ROOT = Path(__file__).parents[3]
 QWEN35_27B = {
@@ -40,7 +42,13 @@ def test_a_hybrid_counts_only_its_full_attention_layers(folder):
     facts = inspect(str(folder))
 
     assert facts["kv_cache"]["num_layers"] == 16
-    assert facts["kv_cache"]["bytes_per_token"] == {"fp16": 65536, "q8": 34816, "q6": 26624, "q4": 18432}
+    assert facts["kv_cache"]["bytes_per_token"] == {
+        "fp32": 131072,
+        "fp16": 65536,
+        "q8": 34816,
+        "q6": 26624,
+        "q4": 18432,
+    }
     assert facts["kv_cache"]["state_bytes"] > 48 * 48 * 128 * 128 * 4
     assert facts["model"]["context_len"] == 262144
 
@@ -108,3 +116,42 @@ def test_a_gguf_file_is_described_from_its_own_metadata(gguf_path):
 
     assert (facts["model"]["format"], facts["model"]["context_len"]) == ("gguf", 8192)
     assert facts["weights"]["bytes_by_dtype"].keys() >= {"Q4_1", "F32"}
+
+
+def test_it_says_in_which_types_this_machine_will_run_it(model_path):
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+
+    here = inspect(str(model_path))["here"]
+    [line] = [line for line in run(model_path).stdout.splitlines() if line.startswith("here")]
+
+    assert (here["engine"], here["device"], here["dtype"], here["kv_cache"]) == ("transformers", "cpu", "fp32", "fp32")
+    assert here["bytes_per_token"] == 30 * 3 * 64 * 2 * 4
+    assert line == "here           transformers on cpu in fp32: 8192 tokens, 377.5 MB of fp32 KV cache"
+
+
+def test_the_header_of_a_gguf_tells_what_its_tokenizer_would(gguf_path):
+    pytest.importorskip("transformers")
+    prompter, header = Prompter.load(str(gguf_path)), Prompter.of_header(str(gguf_path))
+    prompt = Prompt.of("What does <|im_end|> mean?", system="Be brief.")
+
+    whole, told = prompter.encode(prompt), header.encode(prompt)
+
+    assert (told.text, told.stop, told.notes) == (whole.text, whole.stop, whole.notes)
+    assert (told.reasoning.open_tag, told.reasoning.close_tag) == (whole.reasoning.open_tag, whole.reasoning.close_tag)
+    assert header.vocab_size == prompter.vocab_size
+
+
+def test_a_gguf_is_described_without_torch_and_transformers(gguf_path):
+    pytest.importorskip("xllamacpp", reason="without llama.cpp it runs in transformers, whose device torch knows")
+    code = (
+        "import sys; from runtime.models.inspection import inspect\n"
+        f"facts = inspect({str(gguf_path)!r}); print(facts['here']['engine'], facts['tokenizer']['num_ids'])\n"
+        "print(sorted({'torch', 'transformers'} & set(sys.modules)))"
+    )
+
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+
+    assert done.stdout == "llamacpp 49152\n[]\n"
