@@ -10,7 +10,7 @@ from ..runtime import ModelSpec
 
 Prompt = Mapping[str, Mapping[str, Any]]
 
-LOADERS = frozenset({"ResidentLoadLLM", "ResidentConnectServer"})
+LOADERS = frozenset({"ResidentLoadLLM", "ResidentLoadExLlamaV2", "ResidentConnectServer"})
 PASSING_ON = frozenset({"ResidentFree"})
 SOCKETS = ("llm", "llm_2", "llm_3", "llm_4")
 NOT_IDENTITY = frozenset({"when_idle", "host_copy_gb"})

@@ -65,6 +65,13 @@ def test_equal_loaders_are_one_model_and_other_models_do_not_count(models):
     assert models.left == ["leaving"]
 
 
+@pytest.mark.parametrize("loader", ["ResidentLoadLLM", "ResidentLoadExLlamaV2", "ResidentConnectServer"])
+def test_the_consumers_of_every_loader_are_found(last_use, loader):
+    prompt = {"1": {**load(), "class_type": loader}, "2": generate("1"), "3": generate("1")}
+
+    assert last_use.consumers(prompt, "2") == {"2", "3"}
+
+
 def test_a_model_reaches_its_consumer_through_nodes_that_pass_it_on(last_use):
     prompt = {
         "1": load(),
