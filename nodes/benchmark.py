@@ -28,9 +28,10 @@ class Benchmark(io.ComfyNode):
             hidden=list(host.HIDDEN),
             inputs=[
                 LLM.Input("llm", tooltip="One model, or a list of them: they take turns, so that ratios are fair."),
-                LLM.Input("llm_2", optional=True, tooltip="Another model to measure side by side."),
-                LLM.Input("llm_3", optional=True, tooltip="Another model to measure side by side."),
-                LLM.Input("llm_4", optional=True, tooltip="Another model to measure side by side."),
+                *(
+                    LLM.Input(name, optional=True, tooltip="Another model to measure side by side.")
+                    for name in ("llm_2", "llm_3", "llm_4")
+                ),
                 io.String.Input(
                     "contexts", default="256, 1024", tooltip="Prompt lengths in tokens, exactly, separated by commas."
                 ),

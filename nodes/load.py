@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
-from dataclasses import replace
 from typing import Any, get_args
 
 from comfy_api.latest import io
 
 from ..runtime import ModelSpec
-from ..runtime.engines import ENGINES, choose
-from ..runtime.errors import ModelNotFound, ResidentError
+from ..runtime.engines import ENGINES
+from ..runtime.errors import InvalidValue
 from ..runtime.request import WhenIdle
-from . import host, models
+from . import host, menu
 from .schema import advanced, schema
-from .types import LLM
-
-NO_MODEL = "(no model found)"
+from .types import llm_output
 
 
 def _shows(engine: str) -> bool:
@@ -36,39 +34,15 @@ def engine_menu() -> tuple[list[str], str]:
     return ["auto", *(row.name for row in rows)], "\n".join(lines)
 
 
-def model_path(name: str) -> str:
-    """The real path of a model of the menu; raises ModelNotFound with a sentence that tells where to put one."""
-    found = models.listing(host.llm_folders())
-    if name in found.models:
-        return os.path.realpath(found.models[name])
-    where = " or ".join(host.llm_folders())
-    if not found.models:
-        from ..runtime.models.suggestions import advice  # only for this sentence
-
-        raise ModelNotFound(
-            f"There is no language model in {where}. Put a model folder (config.json and safetensors) or "
-            f"a GGUF file there, then refresh the page. {advice(host.card_bytes())}"
+def host_copy_bytes(gigabytes: float) -> int | None:
+    """The widget as bytes, None for -1; raises InvalidValue for what is no size, as a wired number may be."""
+    if gigabytes == -1:
+        return None
+    if not (math.isfinite(gigabytes) and gigabytes >= 0):
+        raise InvalidValue(
+            f"host_copy_gb is {gigabytes}; it is a size in GB, 0 for off, or -1 for a quarter of what is free."
         )
-    there = ", ".join(list(found.models)[:5]) + (" ..." if len(found.models) > 5 else "")
-    if name in found.folders:
-        raise ModelNotFound(
-            f"The folder {name!r} holds no model: neither config.json nor safetensors nor GGUF. There are: {there}."
-        )
-    raise ModelNotFound(
-        f"The model {name!r} is not in {where}. There are: {there}. Pick one of them, or put it there and "
-        "refresh the page."
-    )
-
-
-def settled(spec: ModelSpec) -> ModelSpec:
-    """The spec with the engine that "auto" means here, so that it shares its model with one that names the engine.
-
-    A model that nothing here can run stays as it is: Generate Text, which needs it, says why.
-    """
-    try:
-        return replace(spec, engine=choose(spec).name)
-    except ResidentError:
-        return spec
+    return int(gigabytes * 1e9)
 
 
 class LoadLLM(io.ComfyNode):
@@ -76,7 +50,6 @@ class LoadLLM(io.ComfyNode):
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        names = list(models.listing(host.llm_folders()).models) or [NO_MODEL]
         engines, engine_tooltip = engine_menu()
         return schema(
             node_id="ResidentLoadLLM",
@@ -86,7 +59,7 @@ class LoadLLM(io.ComfyNode):
             inputs=[
                 io.Combo.Input(
                     "model",
-                    options=names,
+                    options=menu.names() or [menu.NO_MODEL],
                     tooltip="A model from the LLM folders: a folder with config.json and safetensors, or a GGUF file. "
                     "Refresh the page after adding one.",
                 ),
@@ -161,30 +134,16 @@ class LoadLLM(io.ComfyNode):
                     )
                 ),
             ],
-            outputs=[
-                LLM.Output(
-                    "llm",
-                    display_name="llm",
-                    tooltip="The choice of model, for Generate Text. It costs nothing to pass on.",
-                )
-            ],
+            outputs=[llm_output()],
         )
 
     @classmethod
     def validate_inputs(cls, model: str | None) -> bool | str:
-        """The menu may have changed since the page was loaded; a wired name arrives as None."""
-        if model is None:
-            return True
-        try:
-            model_path(model)
-        except ModelNotFound as error:
-            return str(error)
-        return True
+        return menu.check(model)
 
     @classmethod
     def fingerprint_inputs(cls, model: str | None = None, **_: Any) -> str:
-        host.begin_prompt()
-        return models.revision(model_path(model)) if model else ""
+        return menu.fingerprint(model)
 
     @classmethod
     def execute(
@@ -200,10 +159,10 @@ class LoadLLM(io.ComfyNode):
         host_copy_gb: float = -1,
         sums: str = "auto",
     ) -> io.NodeOutput:
-        path = model_path(model)
+        path = menu.path_of(model)
         spec = ModelSpec(
             model=path,
-            revision=models.revision(path),
+            revision=menu.revision(path),
             engine=engine,
             device=host.settle_device(device),
             dtype=dtype,
@@ -212,6 +171,6 @@ class LoadLLM(io.ComfyNode):
             kv_cache=kv_cache,
             options=() if sums == "auto" else (("sums", sums),),
             when_idle=when_idle,
-            host_copy_bytes=None if host_copy_gb < 0 else int(host_copy_gb * 1e9),
+            host_copy_bytes=host_copy_bytes(host_copy_gb),
         )
-        return io.NodeOutput(settled(spec))
+        return io.NodeOutput(spec)

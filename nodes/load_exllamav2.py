@@ -8,12 +8,11 @@ from comfy_api.latest import io
 
 from ..runtime import ModelSpec
 from ..runtime.engines import row
-from ..runtime.errors import EngineUnavailable, ModelNotFound
+from ..runtime.errors import EngineUnavailable
 from ..runtime.request import Option, WhenIdle
-from . import host, models
-from .load import NO_MODEL, model_path
+from . import menu
 from .schema import advanced, schema
-from .types import LLM
+from .types import llm_output
 
 NO_DRAFT, NGRAM = "(off)", "(n-grams of the text)"
 
@@ -23,12 +22,17 @@ def why_unavailable() -> str | None:
     return row("exllamav2").why_unavailable()
 
 
+def draft_model(draft: str | None) -> str | None:
+    """The model of the menu that drafts; None where none does, or where it is not known yet."""
+    return None if draft in (NO_DRAFT, NGRAM) else draft
+
+
 def lora_lines(text: str) -> str:
     """The `loras` option: the names of the text as paths, strengths kept; raises ModelNotFound."""
     lines = []
     for line in filter(None, map(str.strip, text.splitlines())):
         name, at, strength = line.rpartition("@")
-        lines.append(f"{model_path(name.strip())} @ {strength.strip()}" if at else model_path(line))
+        lines.append(f"{menu.path_of(name.strip())} @ {strength.strip()}" if at else menu.path_of(line))
     return "\n".join(lines)
 
 
@@ -37,7 +41,7 @@ class LoadExLlamaV2(io.ComfyNode):
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        names = [name for name in models.listing(host.llm_folders()).models if not name.lower().endswith(".gguf")]
+        names = menu.names(with_gguf=False)
         reason = why_unavailable()
         return schema(
             node_id="ResidentLoadExLlamaV2",
@@ -47,7 +51,7 @@ class LoadExLlamaV2(io.ComfyNode):
             inputs=[
                 io.Combo.Input(
                     "model",
-                    options=names or [NO_MODEL],
+                    options=names or [menu.NO_MODEL],
                     tooltip="A model folder from the LLM folders: EXL2, GPTQ 4-bit, AWQ 4-bit or 16-bit safetensors. "
                     "AWQ is repacked into a cache folder the first time."
                     + (f" Cannot run here: {reason}" if reason else ""),
@@ -111,30 +115,16 @@ class LoadExLlamaV2(io.ComfyNode):
                     tooltip="After a run: keep the model loaded until the memory is needed, or release it at once.",
                 ),
             ],
-            outputs=[
-                LLM.Output(
-                    "llm",
-                    display_name="llm",
-                    tooltip="The choice of model, for Generate Text. It costs nothing to pass on.",
-                )
-            ],
+            outputs=[llm_output()],
         )
 
     @classmethod
     def validate_inputs(cls, model: str | None, draft: str | None) -> bool | str:
-        """The menu may have changed since the page was loaded; a wired name arrives as None."""
-        try:
-            for name in (model, None if draft in (NO_DRAFT, NGRAM) else draft):
-                if name is not None:
-                    model_path(name)
-        except ModelNotFound as error:
-            return str(error)
-        return True
+        return menu.check(model, draft_model(draft))
 
     @classmethod
-    def fingerprint_inputs(cls, model: str | None = None, **_: Any) -> str:
-        host.begin_prompt()
-        return models.revision(model_path(model)) if model else ""
+    def fingerprint_inputs(cls, model: str | None = None, draft: str | None = None, **_: Any) -> str:
+        return menu.fingerprint(model, draft_model(draft))
 
     @classmethod
     def execute(
@@ -151,16 +141,16 @@ class LoadExLlamaV2(io.ComfyNode):
     ) -> io.NodeOutput:
         if reason := why_unavailable():
             raise EngineUnavailable(f"ExLlamaV2 cannot run here: {reason}")
-        path = model_path(model)
+        paths = [menu.path_of(name) for name in (model, draft_model(draft)) if name is not None]
         options: list[tuple[str, Option]] = [("max_batch", max_batch)]
         if draft != NO_DRAFT:
-            drafted = "ngram" if draft == NGRAM else model_path(draft)
+            drafted = "ngram" if draft == NGRAM else paths[1]
             options += [("draft", drafted), ("num_draft_tokens", num_draft_tokens)]
         if lines := lora_lines(loras):
             options.append(("loras", lines))
         spec = ModelSpec(
-            model=path,
-            revision=models.revision(path),
+            model=paths[0],
+            revision=menu.revision(*paths),
             engine="exllamav2",
             attention=attention,
             context_len=context_len or None,

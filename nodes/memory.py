@@ -12,10 +12,7 @@ from ..runtime.telemetry import format_bytes
 from . import host
 from .free_mark import FreeMark
 from .schema import schema
-from .types import LLM
-
-ANY = io.Custom(host.ANY_TYPE)
-
+from .types import ANY, LLM, passed_on
 
 _mark = FreeMark()
 
@@ -72,7 +69,7 @@ class Free(io.ComfyNode):
                 ),
             ],
             outputs=[
-                ANY.Output("passed_on", display_name="passed_on", tooltip="The wired value."),
+                passed_on(),
                 io.String.Output("freed", display_name="freed", tooltip="What was freed, in a sentence."),
             ],
         )

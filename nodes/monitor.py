@@ -10,8 +10,7 @@ from comfy_api.latest import io
 from ..runtime.telemetry import clock
 from . import host
 from .schema import schema
-
-ANY = io.Custom(host.ANY_TYPE)
+from .types import ANY, passed_on
 
 
 class PromptStart:
@@ -52,7 +51,7 @@ class Monitor(io.ComfyNode):
                 )
             ],
             outputs=[
-                ANY.Output("passed_on", display_name="passed_on", tooltip="The wired value."),
+                passed_on(),
                 io.String.Output("state", display_name="state", tooltip="JSON: devices, models, runs."),
                 io.Image.Output(
                     "timeline",

@@ -10,7 +10,7 @@ from ..runtime import ModelSpec, profiles
 from ..runtime.errors import ServerError
 from ..runtime.request import WhenIdle
 from .schema import advanced, schema
-from .types import LLM
+from .types import llm_output
 
 SERVED = "(what the server serves)"
 
@@ -59,7 +59,7 @@ class ConnectServer(io.ComfyNode):
                     )
                 ),
             ],
-            outputs=[LLM.Output("llm", display_name="llm", tooltip="The choice of model, for Generate Text.")],
+            outputs=[llm_output()],
         )
 
     @classmethod

@@ -1,8 +1,4 @@
-from dataclasses import replace
-
 import pytest
-
-from tests.tiny import make_model
 
 
 @pytest.fixture
@@ -10,17 +6,12 @@ def load(pack):
     return pack("nodes.load")
 
 
-def test_auto_and_the_engine_that_it_means_are_one_recipe(load, pack, tmp_path):
-    folder = str(make_model(tmp_path))
-    spec = pack("runtime").ModelSpec(model=folder)
-
-    settled = load.settled(spec)
-
-    assert settled == load.settled(replace(spec, engine="transformers"))
-    assert settled.engine == "transformers"
+@pytest.mark.parametrize(("widget", "num_bytes"), [(-1, None), (0, 0), (2.5, 2_500_000_000)])
+def test_the_host_copy_is_a_size_or_left_to_the_runtime(load, widget, num_bytes):
+    assert load.host_copy_bytes(widget) == num_bytes
 
 
-def test_a_model_that_nothing_can_run_is_left_for_the_generator_to_tell(load, pack, tmp_path):
-    spec = pack("runtime").ModelSpec(model=str(tmp_path))
-
-    assert load.settled(spec) == spec
+@pytest.mark.parametrize("widget", [float("nan"), float("inf"), float("-inf"), -0.5, -7])
+def test_a_wired_number_that_is_no_size_is_told_by_its_name(load, pack, widget):
+    with pytest.raises(pack("runtime.errors").InvalidValue, match=rf"^host_copy_gb is {widget}; it is a size in GB"):
+        load.host_copy_bytes(widget)

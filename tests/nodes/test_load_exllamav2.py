@@ -16,7 +16,7 @@ def node(pack, monkeypatch, tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").touch()
     (tmp_path / "one.gguf").write_bytes(b"x")
-    monkeypatch.setattr(module.host, "llm_folders", lambda: [str(tmp_path)])
+    monkeypatch.setattr(pack("nodes.host"), "llm_folders", lambda: [str(tmp_path)])
     monkeypatch.setattr(module, "why_unavailable", lambda: None)
     return module
 
@@ -55,6 +55,17 @@ def test_drafting_is_by_n_grams_or_by_a_model_of_the_menu(node, tmp_path):
         ("max_batch", 8),
         ("num_draft_tokens", 6),
     )
+
+
+def test_a_draft_model_whose_files_changed_makes_another_recipe(node, tmp_path):
+    before = load(node, draft="small")
+    mark = node.LoadExLlamaV2.fingerprint_inputs(model="big", draft="small")
+
+    (tmp_path / "small" / "config.json").write_text("{}")
+
+    assert load(node, draft="small") != before
+    assert node.LoadExLlamaV2.fingerprint_inputs(model="big", draft="small") != mark
+    assert load(node, draft=node.NGRAM).revision == before.revision.partition("-")[0]
 
 
 def test_loras_are_names_of_the_menu_with_a_strength(node, tmp_path, pack):

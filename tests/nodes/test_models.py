@@ -84,6 +84,11 @@ def load(pack, stubs, tmp_path, monkeypatch):
     return pack("nodes.load")
 
 
+@pytest.fixture
+def menu(load, pack):
+    return pack("nodes.menu")
+
+
 @pytest.mark.parametrize("name", ["/etc", "../outside", "good/../../outside", "C:\\models", "good\0", "", "."])
 def test_a_name_that_is_not_in_the_menu_reaches_no_path(load, tmp_path, name):
     make(tmp_path, "LLM/good/config.json", "outside/config.json")
@@ -94,17 +99,17 @@ def test_a_name_that_is_not_in_the_menu_reaches_no_path(load, tmp_path, name):
     assert "good" in answer
 
 
-def test_the_menu_and_the_path_follow_links_that_the_user_made(load, tmp_path):
+def test_the_menu_and_the_path_follow_links_that_the_user_made(menu, tmp_path):
     make(tmp_path, "disk/model/config.json", "LLM/good/config.json")
     os.symlink(tmp_path / "disk" / "model", tmp_path / "LLM" / "linked")
 
-    assert load.model_path("linked") == str(tmp_path / "disk" / "model")
+    assert menu.path_of("linked") == str(tmp_path / "disk" / "model")
 
 
-def test_both_spellings_of_the_folder_are_searched(load, tmp_path):
+def test_both_spellings_of_the_folder_are_searched(menu, tmp_path):
     make(tmp_path, "LLM/one/config.json", "llm/two/config.json")
 
-    assert load.model_path("one") and load.model_path("two")
+    assert menu.path_of("one") and menu.path_of("two")
 
 
 @pytest.mark.parametrize(
@@ -113,17 +118,17 @@ def test_both_spellings_of_the_folder_are_searched(load, tmp_path):
         (
             [],
             "(no model found)",
-            r"There is no language model in .*LLM\. Put a model folder.* python -m runtime download",
+            r"There is no language model in .*LLM\. Put a model folder.*/runtime download \S+ --into .*LLM$",
         ),
         (["LLM/good/config.json", "LLM/bare/x.txt"], "bare", r"'bare' holds no model.*There are: good\."),
         (["LLM/good/config.json"], "gone", r"'gone' is not in .*LLM\. There are: good\. Pick"),
     ],
 )
-def test_an_unknown_model_gets_a_sentence_that_says_what_is_there(load, tmp_path, files, name, sentence):
+def test_an_unknown_model_gets_a_sentence_that_says_what_is_there(menu, tmp_path, files, name, sentence):
     make(tmp_path, *files)
 
-    with pytest.raises(load.ModelNotFound, match=sentence):
-        load.model_path(name)
+    with pytest.raises(menu.ModelNotFound, match=sentence):
+        menu.path_of(name)
 
 
 def test_a_wired_model_name_is_not_refused_before_it_is_known(load):
