@@ -172,7 +172,7 @@ def _runs(one: Suggestion) -> str:
 def figure_list() -> Table:
     """What was measured, with its conditions; one row that says so where nothing was."""
     rows: list[tuple[str, str]] = []
-    for measured in (figures.residency(), figures.exllamav2()):
+    for measured in (figures.residency(), figures.exllamav2(), figures.through_the_node()):
         if measured:
             about, found = measured
             rows += [(f"**{about}**", ""), *found]
