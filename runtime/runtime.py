@@ -81,20 +81,24 @@ class Runtime:
         def reports(answer: tuple[EngineInfo, Bytes], ends: dict[int, Finished]) -> list[Report]:
             return [report_of(spec, requests[index], ends[index], *answer) for index in sorted(ends)]
 
-        events = self._generate(spec, requests)
-        return (yield from self.journal.follow(self.settled(spec), len(requests), events, reports))
+        settled = self.settled(spec)
+        events = self._generate(spec, settled, requests)
+        return (yield from self.journal.follow(settled, len(requests), events, reports))
 
     def _generate(
-        self, spec: ModelSpec, requests: Sequence[Request]
+        self, spec: ModelSpec, settled: ModelSpec, requests: Sequence[Request]
     ) -> Generator[Event, None, tuple[EngineInfo, Bytes]]:
-        lease = yield from self.leasing(spec)
+        lease = yield from self._leasing(spec, settled)
         with lease as engine:
             yield from stream(engine, requests)
             return engine.info, engine.bytes
 
     def leasing(self, spec: ModelSpec) -> Generator[LoadProgress, None, Lease]:
         """Yield load progress, return the lease. Closing it before that drops what was half loaded."""
-        slot = self._slot(settled := self.settled(spec), spec)
+        return (yield from self._leasing(spec, self.settled(spec)))
+
+    def _leasing(self, spec: ModelSpec, settled: ModelSpec) -> Generator[LoadProgress, None, Lease]:
+        slot = self._slot(settled, spec)
         if slot.used_by == threading.get_ident():
             raise RuntimeError(f"{spec.model} is leased twice by one thread.")
         slot.lock.acquire()

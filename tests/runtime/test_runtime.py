@@ -375,3 +375,13 @@ def test_each_spelling_of_a_model_reaches_it():
 def test_what_cannot_be_settled_is_told_by_loading_it():
     with pytest.raises(OutOfMemory):
         use(parkable([], Room(free=1), lambda one: Bytes(weights=UNIT), settle), spec("broken"))
+
+
+def test_settling_reads_the_files_once_for_a_run_and_not_at_all_for_a_model_that_stands():
+    asked = []
+    runtime = Runtime(settle=lambda one: asked.append(one) or one)
+
+    for _ in range(3):
+        list(runtime.generate(script(), [ask()]))
+
+    assert asked == [script()]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from runtime.errors import InvalidValue
 from runtime.models.info import KVGeometry, ModelInfo
 from runtime.serving import REPLACED, Card, ManagedServer, Plan, Wish, plan
 
@@ -94,6 +95,12 @@ def test_a_flag_that_is_gone_or_harms_is_answered_with_what_to_use(name):
 def test_a_gguf_is_sent_to_the_engine_for_it():
     with pytest.raises(ValueError, match="llamacpp"):
         plan(model(format="gguf"), Wish(served_name="q"), [H100], ["v"])
+
+
+@pytest.mark.parametrize("part", [0, -0.5, 1.5, float("nan"), float("inf")])
+def test_a_part_of_a_card_that_is_none_is_told(part):
+    with pytest.raises(InvalidValue, match=rf"^The GPU fraction is {part}; it runs from just above 0 to 1\.$"):
+        Wish(served_name="q", gpu_fraction=part)
 
 
 PARENT = """

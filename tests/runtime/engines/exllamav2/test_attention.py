@@ -5,10 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from runtime.engines import exllamav2_attention
-from runtime.errors import (
-    EngineUnavailable,
-    GenerationFailed,
-)
+from runtime.errors import EngineUnavailable, GenerationFailed
 from tests.runtime.engines import exllamav2_cpu as cpu
 from tests.runtime.engines.exllamav2.asking import LONG, PROMPT, ids_of, run, work
 

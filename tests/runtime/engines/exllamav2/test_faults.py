@@ -1,9 +1,7 @@
 """Requests that fail alone."""
 
 from runtime.engines.base import FailedStep
-from runtime.errors import (
-    GenerationFailed,
-)
+from runtime.errors import GenerationFailed
 from tests.runtime.engines import exllamav2_cpu as cpu
 from tests.runtime.engines.exllamav2.asking import LONG, PROMPT, free_pages, ids_of, run, work
 

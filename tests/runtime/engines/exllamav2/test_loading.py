@@ -7,12 +7,7 @@ import torch
 
 from runtime import ModelSpec
 from runtime.engines import exllamav2_load
-from runtime.errors import (
-    EngineUnavailable,
-    ModelLoadFailed,
-    ModelUnsupported,
-    OutOfMemory,
-)
+from runtime.errors import EngineUnavailable, ModelLoadFailed, ModelUnsupported, OutOfMemory
 from runtime.events import LoadProgress
 from tests.runtime.engines import exllamav2_cpu as cpu
 from tests.runtime.models.awq_writer import TINY_QWEN2, tiny_qwen2_weights, write_folder

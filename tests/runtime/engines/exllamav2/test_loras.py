@@ -4,10 +4,7 @@ import pytest
 
 from runtime import ModelSpec
 from runtime.engines import exllamav2
-from runtime.errors import (
-    ModelNotFound,
-    ModelUnsupported,
-)
+from runtime.errors import InvalidValue, ModelNotFound, ModelUnsupported
 from tests.runtime.engines import exllamav2_cpu as cpu
 from tests.runtime.engines.exllamav2.asking import LONG, ids_of, run, work
 
@@ -38,6 +35,14 @@ def test_loras_of_a_spec_are_read_line_by_line():
     spec = ModelSpec(model="m", options=(("loras", "/a b\n/c@d\n/e @ 0.5\n"),))
 
     assert exllamav2.read_loras(spec) == [("/a b", 1.0), ("/c@d", 1.0), ("/e", 0.5)]
+
+
+@pytest.mark.parametrize("strength", ["nan", "inf", "-inf"])
+def test_a_strength_that_is_no_number_is_told(strength):
+    spec = ModelSpec(model="m", options=(("loras", f"/a @ {strength}"),))
+
+    with pytest.raises(InvalidValue, match=rf"^The LoRA /a has the strength {strength}; write a number"):
+        exllamav2.read_loras(spec)
 
 
 def test_a_folder_that_is_no_lora_is_named(open_engine, tmp_path):
