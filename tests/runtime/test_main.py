@@ -88,8 +88,9 @@ def test_ctrl_c_while_the_modules_are_read_leaves_no_trace(start):
     assert (done.returncode, done.stderr, done.stdout) == (130, "", "")
 
 
-def test_the_folder_runs_as_a_file_does_from_any_other_folder(tmp_path):
-    words = [sys.executable, str(PACK / "runtime"), "profiles", "list"]
+@pytest.mark.parametrize("options", [[], ["-I"]], ids=["plain", "isolated, as in the portable Windows build"])
+def test_the_folder_runs_as_a_file_does_from_any_other_folder(tmp_path, options):
+    words = [sys.executable, *options, str(PACK / "runtime"), "profiles", "list"]
 
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
 
