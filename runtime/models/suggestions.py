@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 
 from ..shell import for_shell
@@ -29,9 +30,9 @@ class Suggestion:
         return next((title for ending, title in _RUNS_IN.items() if self.repo.endswith(ending)), "")
 
     @property
-    def arguments(self) -> tuple[str, ...]:
+    def arguments(self) -> str:
         """What `python -m runtime download` takes to fetch it."""
-        return (self.repo, "--only", self.only) if self.only else (self.repo,)
+        return self.repo + (f' --only "{self.only}"' if self.only else "")
 
 
 _RUNS_IN = {"-GGUF": "llama.cpp", "-AWQ": "ExLlamaV2 or a server"}
@@ -77,7 +78,7 @@ def advice(memory_bytes: int | None, into: str | None = None) -> str:
     names = ", ".join(f"{one.repo} (about {format_bytes(one.num_bytes)}{_kind(one)})" for one in chosen)
     where = f" for a card of {format_bytes(memory_bytes)}" if memory_bytes else ""
     plain = ([one for one in chosen if not one.runs_in] or chosen)[-1]
-    words = (*plain.arguments, *(("--into", into) if into else ()))
+    words = (*shlex.split(plain.arguments), *(("--into", into) if into else ()))
     return f"Good ones to begin with{where}: {names}. Fetch one with: {for_shell('python -m runtime download', *words)}"
 
 

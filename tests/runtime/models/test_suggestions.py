@@ -33,4 +33,4 @@ def test_a_card_of_24_gb_is_told_one_of_each_kind_and_the_command_for_one_that_a
 def test_of_a_repository_with_many_files_the_command_names_one():
     [one] = [one for one in SUGGESTIONS if one.repo == "Qwen/Qwen3-4B-GGUF"]
 
-    assert one.arguments == ("Qwen/Qwen3-4B-GGUF", "--only", "*Q4_K_M*")
+    assert one.arguments == 'Qwen/Qwen3-4B-GGUF --only "*Q4_K_M*"'
