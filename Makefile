@@ -41,7 +41,9 @@ test-fast: venv-test
 	@$(PY) -m pytest -m "not server and not browser and not slow and not gpu and not vllm" $(ARGS)
 
 test-slow: venv-test model
+	$(SET_UP) quantised
 	@$(PY) -m pytest -m "slow and not gpu and not vllm" -rs $(ARGS)
+	@.venv-quantised/bin/python -m pytest -m slow tests/runtime/models/test_quantised.py -rs $(ARGS)
 
 test-vllm: venv-test model
 	@$(PY) -m tools.vllm_env
@@ -69,4 +71,4 @@ bench: model
 		--json .build/bench-rows.json --plot .build/bench-rows.png
 
 clean:
-	rm -rf .venv .venv-compat .venv-vllm .build .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf .venv .venv-compat .venv-quantised .venv-vllm .build .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -66,11 +66,13 @@ def answer(engine: Any, prompts: Sequence[Sequence[int]], max_tokens: int, **mor
     return [ends[index] for index in range(len(prompts))]
 
 
-def output_ids(engine: Any, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
+def output_ids(
+    engine: Any, prompts: Sequence[Sequence[int]], max_tokens: int, *, stop_ids: Sequence[int] = ()
+) -> list[list[int]]:
     """Output ids of all prompts, greedy."""
     from runtime.engines.base import DecodeStep, Work
 
-    fixed = FixedPrompts(engine)
+    fixed = FixedPrompts(engine, stop_ids)
     batch = [
         Work(encoded=fixed.encode(Prompt.of(" ".join(map(str, ids)))), sampling=GREEDY, max_tokens=max_tokens, seed=0)
         for ids in prompts

@@ -77,19 +77,23 @@ def stages(
             yield from checks.contract(small()[0], vocab, attention)
         yield from checks.contract(small()[1], vocab, "flash_attention_2")
         yield from checks.drafting(small()[0], vocab)
+        yield from checks.lora(small()[1], vocab, folder)
 
     def big() -> Iterator[Row]:
         if not has_time(180):
             yield {"kind": "skipped", "what": "the 26.9 B model: no time left", "ok": True}
             return
+        lengths = tuple(map(int, args.prompts.split(",")))
         began = time.monotonic()
-        source = models.big_awq(folder, tokenizer)
+        source = (
+            folder / "big-awq" if args.folder and (folder / "big-awq").exists() else models.big_awq(folder, tokenizer)
+        )
         yield {"kind": "make", "s": time.monotonic() - began, "ok": True}
         began = time.monotonic()
         for _ in repack(source):
             pass
         yield {"kind": "repack", "s": time.monotonic() - began, "ok": True}
-        yield from speed.decode(source, ("fp16", "q4", "q8"), (512, 2048, 8192, 32768), has_time)
+        yield from speed.decode(source, args.kv_caches.split(","), lengths, has_time)
 
     def smollm() -> Iterator[Row]:
         awq, half = unpack([Path(part) for part in args.smollm], folder, tokenizer)
@@ -115,6 +119,8 @@ def main() -> int:
     parser.add_argument("--out", default=os.environ.get("OUT", "."))
     parser.add_argument("--budget", type=float, default=540, help="seconds for all stages")
     parser.add_argument("--stages", default="causality,contract,equality,big,transformers,kv")
+    parser.add_argument("--kv-caches", default="fp16,q4,q8", help="of the stage big")
+    parser.add_argument("--prompts", default="512,2048,8192,32768", help="lengths of the stage big, in tokens")
     parser.add_argument("--smollm", nargs=2, metavar="PART", help="both parts of SmolLM2, for the stage smollm")
     parser.add_argument("--name", default="exllamav2.json")
     parser.add_argument("--folder", help="keep the models that are made in this folder")

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from runtime import claims, commands, errors, profiles
 from runtime.engines import ENGINES
-from runtime.models.suggestions import SUGGESTIONS, Suggestion
+from runtime.models.suggestions import SUGGESTIONS
 from tools import figures
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -160,19 +160,18 @@ def workflow_list() -> Table:
 
 
 def suggestion_list() -> Table:
-    """Models to begin with."""
-    rows = [(f"`{one.repo}`", f"about {one.num_bytes / 1e9:.1f} GB", _runs(one)) for one in SUGGESTIONS]
+    """Models to begin with, and what fetches them."""
+    rows = [
+        (f"`{one.arguments}`", f"about {one.num_bytes / 1e9:.1f} GB", one.runs_in or "transformers or a server")
+        for one in SUGGESTIONS
+    ]
     return ("model", "size", "runs in"), rows
-
-
-def _runs(one: Suggestion) -> str:
-    return "ExLlamaV2, or a server" if one.needs else "transformers"
 
 
 def figure_list() -> Table:
     """What was measured, with its conditions; one row that says so where nothing was."""
     rows: list[tuple[str, str]] = []
-    for measured in (figures.residency(), figures.exllamav2()):
+    for measured in (figures.residency(), figures.exllamav2(), figures.through_the_node()):
         if measured:
             about, found = measured
             rows += [(f"**{about}**", ""), *found]

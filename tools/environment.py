@@ -1,8 +1,9 @@
 """Make the project's virtual environments from pinned lists; standard library only.
 
-    python -m tools.environment          .venv, to run
-    python -m tools.environment test     .venv, with the test tools
-    python -m tools.environment compat   .venv-compat, with the oldest transformers that we support
+    python -m tools.environment             .venv, to run
+    python -m tools.environment test        .venv, with the test tools
+    python -m tools.environment compat      .venv-compat, with the oldest transformers that we support
+    python -m tools.environment quantised   .venv-quantised, with what transformers reads 4-bit folders with
 
 A stamp per list makes the second call cheap.
 """
@@ -19,7 +20,10 @@ from pathlib import Path
 from tools.fault import Fault, told
 
 ROOT = Path(__file__).resolve().parent.parent
-LISTS = {"run": "requirements.txt", "test": "requirements-test.txt", "compat": "requirements-compat.txt"}
+LISTS = {"run": "requirements.txt"} | {kind: f"requirements-{kind}.txt" for kind in ("test", "compat", "quantised")}
+BORROWERS = ("compat", "quantised")
+"""Environments of a few packages; all others are those of .venv."""
+
 PYTHONS = ((3, 11), (3, 13))
 NEEDED_BYTES = 4 * 10**9
 """The environment takes 1.9 GB, the model 0.7 GB, and pip unpacks wheels beside them."""
@@ -122,13 +126,13 @@ def main() -> int:
     venv = ROOT / ".venv"
     make_venv(venv)
     install(venv, lists["run"])
-    if kind in ("test", "compat"):
+    if kind in ("test", *BORROWERS):
         install(venv, lists["test"])
-    if kind == "compat":
-        compat = ROOT / ".venv-compat"
-        make_venv(compat)
-        install(compat, lists["compat"])
-        borrow_packages(compat, venv)
+    if kind in BORROWERS:
+        borrower = ROOT / f".venv-{kind}"
+        make_venv(borrower)
+        install(borrower, lists[kind])
+        borrow_packages(borrower, venv)
     return 0
 
 

@@ -83,7 +83,7 @@ def exllamav2() -> tuple[str, Rows] | None:
     return None
 
 
-KINDS = ("decode", "eight-at-once", "warm-prefix")
+KINDS = ("decode", "eight-at-once", "warm-prefix", "transformers-bf16")
 
 
 def _speeds(of_kind: dict[str, list[dict[str, Any]]]) -> Iterator[tuple[str, str]]:
@@ -99,3 +99,27 @@ def _speeds(of_kind: dict[str, list[dict[str, Any]]]) -> Iterator[tuple[str, str
     for row in of_kind["warm-prefix"]:
         what = f"TTFT, {row['prompt']} tokens, KV {row['kv_cache']}: new / same again"
         yield what, f"{_seconds(row['cold_ttft_s'])} / {_seconds(row['ttft_s'])}"
+    for row in of_kind["transformers-bf16"]:
+        what = f"transformers bf16, {row['cache']} cache, same shape, {row['prompt']} tokens: decode tok/s"
+        yield what, f"{row['tokens_per_s']:.0f}"
+
+
+def through_the_node() -> tuple[str, Rows] | None:
+    """(conditions, rows) of what is left, through the node, of a bare loop's or a bare HTTP client's speed."""
+    lines = [*_lines("cpu-node-overhead")[-1:], *_lines("cpu-servers")]
+    rows = [json.loads(line) for line in lines]
+    measured = [row for row in rows if "ratio" in row]
+    if not measured:
+        return None
+    return f"{measured[-1]['machine']} CPU, the node in a real ComfyUI, turn by turn", [*map(_share, measured)]
+
+
+def _lines(name: str) -> list[str]:
+    file = RESULTS / f"{name}.jsonl"
+    return file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+
+
+def _share(row: dict[str, Any]) -> tuple[str, str]:
+    what = f"{row['server']}, {row['concurrent']} at once" if "server" in row else "transformers"
+    beside = "bare HTTP client" if "server" in row else "bare loop"
+    return f"{what}: speed through the node / {beside}, median of {len(row['ratios'])}", f"{row['ratio']:.3f}"

@@ -131,7 +131,9 @@ class ExLlamaV2Engine:
             for lora in wanted:
                 if lora not in self._lora_objects:
                     self._lora_objects[lora] = self._load_lora(lora)
-            self._generator.set_loras([self._lora_objects[lora] for lora in wanted] or None)
+            self._generator.set_loras([self._lora_objects[lora] for lora in wanted])
+            if not wanted:
+                self._generator.current_loras = None  # an empty list fails in the output head of 0.3.2
             self._generator.reset_page_table()
         self._loras = wanted
 

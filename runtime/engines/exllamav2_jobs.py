@@ -47,13 +47,19 @@ def job_class(sdk: Sdk) -> type[Any]:
         fault: Exception | None = None
 
         def receive_logits(self, logits: torch.Tensor) -> Any:
+            """What the SDK draws; it asks all jobs of a step at once, in threads."""
             try:
-                if not math.isfinite(float(logits.numpy().sum())):  # not torch's sum: it wakes a thread for each core
-                    raise GenerationFailed("non-finite logits")
                 return super().receive_logits(logits)
             except Exception as error:
                 self.fault = error
                 return torch.zeros((1, 1), dtype=torch.long), None, None, torch.zeros((1, 1)), False
+
+        def receive_sample(self, logits: torch.Tensor, token: Any, *more: Any) -> Any:
+            """Take what was drawn, in the one thread. A logit that is not finite is drawn or spoils the probability;
+            to read them all would cost 2 % of a step."""
+            if self.fault is None and not (math.isfinite(logits[0, -1, int(token)]) and math.isfinite(more[2])):
+                self.fault = GenerationFailed("non-finite logits")
+            return super().receive_sample(logits, token, *more)
 
     return Job
 
@@ -126,7 +132,7 @@ class Generation:
                 if not live:
                     continue
                 try:
-                    with host_stream_kept(), translate_errors(self.label):
+                    with host_stream_kept(must_wait=False), translate_errors(self.label):
                         results = self.generator.iterate()
                 except ResidentError as error:
                     self._reset()
@@ -154,9 +160,9 @@ class Generation:
                     if one in live:
                         self._obey(make_job, command, one, live)
         finally:
-            for one in live:
-                if one.job is not None:
-                    with host_stream_kept():
+            with host_stream_kept():
+                for one in live:
+                    if one.job is not None:
                         self.generator.cancel(one.job)
             if is_poisoned and not self.generator.num_remaining_jobs():
                 self.generator.reset_page_table()

@@ -97,24 +97,37 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def host_stream_kept() -> Iterator[None]:
-    """Run SDK calls in the block; the thread's CUDA device and stream are the host's again after it.
+def host_stream_kept(*, must_wait: bool = True) -> Iterator[None]:
+    """Run SDK calls in the block on the SDK's stream; the thread's device and stream are the host's again after it.
 
-    The SDK puts a stream of its own in place and leaves it there: a diffusion model that samples next in this
-    thread would run, and allocate, on it.
+    The SDK leaves a stream of its own in place: a diffusion model that samples next in this thread would run, and
+    allocate, on it. It also puts it in place only halfway through a forward pass, so it is put there before.
+
+    must_wait: work on either stream comes after what the other was given; false between the steps of one generation,
+               of which nothing but the SDK sees anything
     """
-    if not torch.cuda.is_available():
+    if not (torch.cuda.is_initialized() or torch.cuda.is_available()):  # type: ignore[no-untyped-call]
         yield
         return
-    device, stream = torch.cuda.current_device(), torch.cuda.current_stream()
+    host = torch.cuda.current_stream()
+    own = _own_stream(host.device_index)
+    if own is not None:
+        if must_wait:
+            own.wait_stream(host)
+        torch.cuda.set_stream(own)
     try:
         yield
     finally:
-        left = torch.cuda.current_stream()
-        torch.cuda.set_device(device)
-        torch.cuda.set_stream(stream)
-        if left != stream:
-            stream.wait_stream(left)
+        left = torch.cuda.current_stream() if must_wait else host
+        torch.cuda.set_stream(host)  # its device is the current one again with it
+        if left != host:
+            host.wait_stream(left)
+
+
+def _own_stream(device: int) -> torch.cuda.Stream | None:
+    """The SDK's stream on a device; None before it has made one."""
+    find = getattr(sys.modules.get("exllamav2.device"), "get_device_stream", None)
+    return find(device) if find else None
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ import transformers
 from ..errors import ModelLoadFailed, ModelUnsupported, OutOfMemory, ResidentError
 from ..events import LoadProgress
 from ..models.info import ModelInfo, text_config
-from ..models.quantised import why_not_in_transformers
+from ..models.quantised import other_ways, why_not_in_transformers
 from ..models.safetensors_header import TensorHeader
 from .transformers_attention import choose_attention
 from .transformers_plan import Plan
@@ -348,6 +348,7 @@ def _load_quantised(plan: Plan, attention: str) -> Generator[LoadProgress, None,
                 device_map={"": plan.device},
                 attn_implementation=attention,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,
                 local_files_only=True,
                 trust_remote_code=False,
             )
@@ -355,6 +356,11 @@ def _load_quantised(plan: Plan, attention: str) -> Generator[LoadProgress, None,
             raise ModelUnsupported(f"{plan.name} is quantised by {info.quant_method}: {first_line(error)}") from error
         except (ValueError, OSError) as error:
             raise ModelLoadFailed(f"{plan.name} could not be loaded: {first_line(error)}") from error
+    if wrong := sorted(one if isinstance(one, str) else one[0] for one in found["mismatched_keys"]):
+        raise ModelUnsupported(
+            f"{plan.name}: transformers {transformers.__version__} lays out {info.quant_method} weights in another way "
+            f"than this model does ({len(wrong)} tensors, the first is {wrong[0]}). Instead {other_ways(info)}."
+        )
     check_found(found, len(list(model.parameters())))
     yield LoadProgress(done=info.weights_bytes, total=info.weights_bytes)
     return model.eval(), (warning,) if warning else ()

@@ -49,7 +49,7 @@ def wanted(repo: HubRepo, only: str | None = None) -> tuple[HubFile, ...]:
     if len(models) > 1:
         raise ModelUnsupported(
             f"{repo.repo} holds {len(models)} GGUF models: {', '.join(models[:12])}{' ...' if models[12:] else ''}. "
-            "Choose one with --only, such as --only '*Q4_K_M*'."
+            'Choose one with --only, such as --only "*Q4_K_M*".'
         )
     if models:  # a GGUF file holds its own config, tokenizer and template
         return tuple(chosen)

@@ -34,5 +34,11 @@ def why_not_in_transformers(info: ModelInfo) -> str | None:
         return None
     return (
         f"{info.quant_method} weights need the package {package}, which is not installed. Install it, "
-        f"{ELSEWHERE[info.quant_method]}, or serve it with vLLM and connect to that server"
+        f"{other_ways(info)}"
     )
+
+
+def other_ways(info: ModelInfo) -> str:
+    """What runs such a model without transformers."""
+    elsewhere = ELSEWHERE.get(str(info.quant_method), "get the model in 16 bit")
+    return f"{elsewhere}, or serve it with vLLM and connect to that server"

@@ -89,6 +89,8 @@ class Model:
 
     def forward_chunk(self, *, input_ids, cache, attn_params, preprocess_only=False, loras=None, **_):
         self.num_forwards += 1
+        if loras is not None:
+            _ = loras[0]  # the SDK's output head looks at the first of them, even if there is none
         strength = sum(lora.strength for lora in loras or ())
         rows = []
         for row, ids in enumerate(input_ids.tolist()):
@@ -102,7 +104,7 @@ class Model:
             mixed = [*mix(history, strength)]
             outputs = [logits_of(one) for one in (mixed[past:] if self.is_causal else mixed[-1:] * len(ids))]
             if self.nan_after is not None and history[: len(self.nan_after)] == self.nan_after:
-                outputs[-1][3] = float("nan")
+                outputs[-1][:] = float("nan")
             rows.append(torch.stack(outputs))
         return {} if preprocess_only else {"logits": torch.stack(rows)}
 
@@ -249,7 +251,17 @@ class Job:
     def receive_logits(self, logits):
         logits[..., self.vocab_size :] = float("-inf")
         token = draw(logits[0, 0], self.settings, self.rng.random())
-        return torch.tensor([[token]]), None, None, None, False
+        return torch.tensor([[token]]), None, None, logits[0].softmax(-1)[:, token : token + 1], False
+
+    def receive_sample(
+        self, logits, token, top_tokens, top_probabilities, probability, filter_eos, results, first=True
+    ):
+        token = int(token)
+        self.ids.append(token)
+        self.held.append(token)
+        self.kv += 1
+        self.new_tokens += 1
+        return token in self.stops, token
 
 
 class DynamicGenerator:
@@ -264,7 +276,7 @@ class DynamicGenerator:
         self.num_draft_tokens = num_draft_tokens if is_drafting else 0
         self.page_size = PAGE if paged else cache.max_seq_len
         self.max_pages = cache.max_seq_len // self.page_size
-        self.pending_jobs, self.active_jobs, self.loras = [], [], None
+        self.pending_jobs, self.active_jobs, self.current_loras = [], [], None
         self.reset_page_table()
 
     def reset_page_table(self):
@@ -281,7 +293,7 @@ class DynamicGenerator:
 
     def set_loras(self, loras):
         assert not self.num_remaining_jobs()
-        self.loras = loras
+        self.current_loras = loras or []
 
     def enqueue(self, job):
         assert -(-(len(job.ids) + job.max_new_tokens) // self.page_size) <= self.max_pages
@@ -329,7 +341,7 @@ class DynamicGenerator:
         if self.paged:
             params = SimpleNamespace(block_index=torch.tensor([job.pages]), cache_seqlens=torch.tensor([job.kv]))
         out = self.model.forward_chunk(
-            input_ids=torch.tensor([ids]), cache=self.cache, attn_params=params, loras=self.loras, **more
+            input_ids=torch.tensor([ids]), cache=self.cache, attn_params=params, loras=self.current_loras, **more
         )
         return out.get("logits")
 
@@ -355,12 +367,9 @@ class DynamicGenerator:
         logits = self._forward(job, [job.ids[-1], *guesses])
         job.vocab_size = self.tokenizer.get_vocab_size()
         for at in range(len(guesses) + 1):
-            token = int(job.receive_logits(logits[:, at : at + 1])[0])
-            job.ids.append(token)
-            job.kv += 1
-            job.new_tokens += 1
-            job.held.append(token)
-            if token in job.stops:
+            own = logits[:, at : at + 1]
+            is_stop, token = job.receive_sample(own, *job.receive_logits(own), [], at == 0)
+            if is_stop:
                 end = {"eos_reason": "stop_token", "eos_triggering_token_id": token}
                 yield self._end(job, end, held={"token_ids": torch.tensor([job.held])})
                 return

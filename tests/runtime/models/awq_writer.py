@@ -73,6 +73,7 @@ def pack_quantized_config(group, *, is_symmetric=False, **weights):
     return {
         "quant_method": "compressed-tensors",
         "format": "pack-quantized",
+        "quantization_status": "compressed",
         "ignore": ["lm_head"],
         "config_groups": {
             "group_0": {

@@ -60,15 +60,24 @@ def test_plain_weights_need_no_package(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("gptqmodel") is None, reason="gptqmodel is not installed")
-def test_a_real_model_in_awq_answers_through_transformers_on_the_cpu(model_path, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("form", "package", "is_symmetric"),
+    [("autoawq", "gptqmodel", False), ("compressed-tensors", "compressed_tensors", True)],
+)
+def test_a_real_model_in_4_bit_answers_through_transformers_on_the_cpu(
+    form, package, is_symmetric, model_path, tmp_path, monkeypatch
+):
+    pytest.importorskip(package, reason="`make test-slow` has an environment with it")
     monkeypatch.setenv("GPTQMODEL_CPU_WORKERS", "2")
     config = json.loads((model_path / "config.json").read_text())
     weights = {
         name: np.fromfile(one.file, np.float32, one.num_elements, offset=one.start).reshape(one.shape)
         for name, one in read_headers(model_path).items()
     }
-    folder = write_folder(tmp_path / "awq", {**config, "dtype": "bfloat16"}, weights, group=64, dtype="BF16")
+    settings = {**config, "dtype": "bfloat16"}
+    folder = write_folder(
+        tmp_path / "4bit", settings, weights, group=64, dtype="BF16", form=form, is_symmetric=is_symmetric
+    )
     for file in model_path.glob("tokenizer*"):
         (folder / file.name).write_bytes(file.read_bytes())
     for name in ("chat_template.jinja", "generation_config.json"):
@@ -84,3 +93,13 @@ def test_a_real_model_in_awq_answers_through_transformers_on_the_cpu(model_path,
     runtime.close()
 
     assert "Paris" in result.text
+
+
+@pytest.mark.slow
+def test_a_layout_that_transformers_reads_otherwise_is_told_with_what_else_runs_it(tmp_path):
+    pytest.importorskip("compressed_tensors", reason="`make test-slow` has an environment with it")
+    folder = write_folder(tmp_path / "4bit", TINY_QWEN2, tiny_qwen2_weights(), form="compressed-tensors")
+    plan = SimpleNamespace(model=read_model(str(folder)), name="m", device="cpu", dtype=torch.bfloat16)
+
+    with pytest.raises(ModelUnsupported, match=r"in another way .* tensors, .*zero_point.* ExLlamaV2, .* vLLM"):
+        list(transformers_load.load_folder(plan, "eager"))
