@@ -18,6 +18,8 @@ from tests.servers.asking import ask, begin, drain, results
 from tests.servers.llamacpp import LlamaCpp
 from tools.comfyui import PACK_NAME
 
+pytestmark = pytest.mark.server
+
 QUESTION = every_server.QUESTION
 
 
@@ -113,7 +115,6 @@ def list_graph(profile, texts, **fields):
     }
 
 
-@pytest.mark.server
 @pytest.mark.parametrize(("profile", "endpoint"), [("by-ids", "native"), ("by-chat", "chat")])
 def test_a_list_of_8_through_the_node_keeps_its_order(comfy, server, model_path, profile, endpoint):
     texts = [f"Go on counting: {'1 ' * (n + 1)}" for n in (5, 2, 7, 0, 3, 6, 1, 4)]
@@ -132,7 +133,6 @@ def test_a_list_of_8_through_the_node_keeps_its_order(comfy, server, model_path,
     assert server.is_idle()
 
 
-@pytest.mark.server
 @pytest.mark.parametrize("profile", ["by-ids", "by-chat"])
 def test_an_item_that_is_too_long_fails_alone_and_is_named(comfy, server, profile):
     texts = [f"Say {n}." for n in range(8)]
@@ -148,7 +148,6 @@ def test_an_item_that_is_too_long_fails_alone_and_is_named(comfy, server, profil
     assert "4" not in run.ran()
 
 
-@pytest.mark.server
 def test_an_interrupt_in_the_middle_of_a_list_leaves_the_server_idle(comfy, server):
     graph = list_graph("by-ids", [f"Tell a very long story of {n} bears." for n in range(8)], max_tokens=800)
     begun = threading.Event()
