@@ -42,6 +42,7 @@ class Profile:
     models:         the only models that a graph may ask for; empty is all
     headers:        further request headers, as pairs; never shown
     tokenizer:      folder or GGUF file with the served model's tokenizer and chat template, for prompts sent as ids
+    uses_chat:      let the server build prompts by its chat endpoint, even where it takes ids
     proxy_from_env: use HTTP_PROXY and its kin
     max_concurrent: requests in flight at once
     pool:           names of further profiles that serve the same model; a list is spread over all of them
@@ -55,6 +56,7 @@ class Profile:
     models: tuple[str, ...] = ()
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     tokenizer: str | None = None
+    uses_chat: bool = False
     proxy_from_env: bool = False
     max_concurrent: int = 16
     connect_s: float = 10.0

@@ -12,7 +12,7 @@ from dataclasses import replace
 from . import engines
 from .collect import report_of
 from .device_memory import read as read_memory
-from .engines.base import Engine, EngineInfo, Loading, Observable, Parkable
+from .engines.base import Engine, EngineInfo, Loading, Mortal, Observable, Parkable
 from .errors import ResidentError, RuntimeClosed
 from .events import Event, Finished, LoadProgress
 from .journal import Journal, MarkKind, Report
@@ -116,6 +116,9 @@ class Runtime:
         """The slot's engine, on its device: as it stands, back from where it was parked, or loaded."""
         if slot.engine and not slot.is_parked and isinstance(slot.engine, Parkable) and not slot.engine.is_in_place:
             log.warning("%s was moved from outside; loading it again", slot.spec.model)
+            self._close_engine(slot)
+        if isinstance(slot.engine, Mortal) and not slot.engine.is_alive:
+            log.warning("%s ended by itself; loading it again", slot.spec.model)
             self._close_engine(slot)
         engine = slot.engine
         if engine and not slot.is_parked:

@@ -76,7 +76,7 @@ def test_engines_do_not_know_who_steers_them():
 
 
 BUILT_ON = {("llamacpp", "openai")}
-"""llama.cpp runs as a server of our own, inside this process: its engine is the client with that server behind it."""
+"""llama.cpp runs as a server of our own, in its own process: its engine is the client with that server behind it."""
 
 
 def test_an_engine_imports_no_other_engine():
@@ -107,6 +107,12 @@ def loaded_by(start):
             found.add(name)
             waiting += [of for by, of in edges if by == name]
     return found
+
+
+def test_the_process_of_llamacpp_starts_without_the_pack():
+    child = "runtime.engines.llamacpp_child"
+
+    assert {one.of for one in imports() if one.by == child and not is_standard(one.top)} == {"xllamacpp"}
 
 
 def test_torch_and_engine_sdks_are_imported_by_engines_only():

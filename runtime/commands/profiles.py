@@ -24,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     key.add_argument("--ask-key", action="store_true", help="ask for the key now (or read it from stdin), and store it")
     add.add_argument("--model", action="append", default=[], help="allow only this model; may be repeated")
     add.add_argument("--tokenizer", metavar="PATH", help="folder or GGUF of the served model, for prompts as ids")
+    add.add_argument("--uses-chat", action="store_true", help="let the server build prompts by its chat endpoint")
     add.add_argument("--header", action="append", default=[], type=_pair, metavar="NAME=VALUE")
     add.add_argument("--pool", action="append", default=[], metavar="NAME", help="another profile for the same model")
     add.add_argument("--max-concurrent", type=int, default=16)
@@ -60,6 +61,7 @@ def _add(args: argparse.Namespace) -> int:
         models=tuple(args.model),
         headers=tuple(sorted(args.header)),
         tokenizer=os.path.abspath(args.tokenizer) if args.tokenizer else None,
+        uses_chat=args.uses_chat,
         proxy_from_env=args.proxy_from_env,
         max_concurrent=args.max_concurrent,
         pool=tuple(args.pool),

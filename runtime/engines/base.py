@@ -249,6 +249,16 @@ class Parkable(Protocol):
 
 
 @runtime_checkable
+class Mortal(Protocol):
+    """What an engine offers beside, if the model lives in a process that can end without it."""
+
+    @property
+    def is_alive(self) -> bool:
+        """False once the process has ended: `bytes` is 0 then, and the next lease loads the model anew."""
+        ...
+
+
+@runtime_checkable
 class Observable(Protocol):
     """What an engine offers beside, if the servers behind it can be asked how they are."""
 

@@ -1,40 +1,36 @@
-"""GGUF models in this process: llama.cpp with its own HTTP server on loopback, through the package xllamacpp.
+"""GGUF models on this machine: llama.cpp in a process of its own, through the package xllamacpp.
 
-The server listens on a free port of 127.0.0.1 under a random key, and the client for servers speaks to it; prompts are
-ids of our own prompting here too. The engine owns the server: closing the one ends the other.
+Its own HTTP server listens on a free port of 127.0.0.1 under a random key, and the client for servers speaks to it;
+prompts are ids of our own prompting here too. The engine owns the process: closing the one ends the other.
 Options of a spec: `gpu_layers`, `threads`, `parallel` (requests at once, each with the whole context),
 `prompt_cache_mib` (host memory for prompts besides the last).
 """
 
 from __future__ import annotations
 
-import gc
-import logging
 import os
 import secrets
 from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
-
-import xllamacpp
 
 from ..device_memory import DeviceMemory
 from ..device_memory import read as read_memory
-from ..errors import EngineUnavailable, ModelLoadFailed, ModelUnsupported
+from ..errors import EngineUnavailable, GenerationFailed, ModelLoadFailed, ModelUnsupported, ServerError
 from ..events import LoadProgress
 from ..models.info import ModelInfo, read_model
 from ..profiles import Profile
 from ..prompting.prompter import Prompter
 from ..request import ModelSpec, Prompt
 from ..telemetry import Bytes
-from .base import Capabilities, Encoded, EngineInfo, Loading, Steps, Work
+from .base import Capabilities, Command, Encoded, EngineInfo, FailedStep, Loading, Steps, Work
+from .llamacpp_process import LlamaProcess, num_gpus
 from .server.answers import Member
-from .server.engine import ServerEngine
+from .server.engine import ServerEngine, progress, waiting
 from .server.facts import ask_facts
 from .server.http import Http, LoopThread
-
-log = logging.getLogger(__name__)
 
 MODEL_NAME = "model"
 
@@ -46,38 +42,60 @@ KV_BITS = {"F16": 16.0, "Q8_0": 8.5, "Q4_0": 4.5}
 
 ALL_LAYERS = -1
 
+END_S = 2.0
+"""How long a process that closed its connection may take to be gone."""
+
 CONTEXT_STEP = 256
 """llama.cpp rounds the context up to this."""
 
 
 class LlamaCppEngine:
-    """One GGUF model and the server that runs it."""
+    """One GGUF model and the process that runs it."""
 
-    def __init__(self, native: Any, client: ServerEngine, info: EngineInfo, num_bytes: Bytes) -> None:
-        self._native = native
+    def __init__(self, process: LlamaProcess, client: ServerEngine, info: EngineInfo, num_bytes: Bytes) -> None:
+        self._process = process
         self._client = client
         self._bytes = num_bytes
         self.info = info
 
     @property
+    def is_alive(self) -> bool:
+        return self._process.is_alive
+
+    @property
     def bytes(self) -> Bytes:
-        return self._bytes
+        return self._bytes if self.is_alive else Bytes()
 
     def encode(self, prompt: Prompt) -> Encoded:
         return self._client.encode(prompt)
 
     def generate(self, batch: Sequence[Work]) -> Steps:
-        return self._client.generate(batch)
+        command: Command = None
+        patience_s = END_S
+        with closing(self._client.generate(batch)) as steps:
+            while True:
+                try:
+                    index, step = steps.send(command)
+                except StopIteration:
+                    return
+                if isinstance(step, FailedStep) and isinstance(step.error, ServerError):
+                    if said := self._process.last_words(patience_s):
+                        step = FailedStep(error=_ended(said))
+                    else:
+                        patience_s = 0.0  # it lives, so the others need not wait for its end
+                command = yield index, step
 
     def trim(self, num_bytes: int) -> int:
         return 0
 
     def close(self) -> None:
-        """End the server, which frees everything. Calling it again does nothing."""
+        """End the process, which frees everything. Calling it again does nothing."""
         self._client.close()
-        self._native = None
-        self._bytes = Bytes()
-        gc.collect()
+        self._process.close()
+
+
+def _ended(said: str) -> GenerationFailed:
+    return GenerationFailed(f"llama.cpp ended while it wrote: {said} Run the graph again: it is loaded anew.")
 
 
 def find_file(model: str) -> Path:
@@ -140,11 +158,6 @@ def offloaded(spec: ModelSpec, info: ModelInfo) -> float:
     return 1.0 if layers == ALL_LAYERS else min(1.0, layers / max(info.num_layers, 1))
 
 
-def num_gpus() -> int:
-    """The GPUs that this build of llama.cpp sees; none in a build for the CPU."""
-    return sum("GPU" in str(device["type"]) for device in xllamacpp.get_device_info())
-
-
 def check_device(spec: ModelSpec) -> None:
     """Raise EngineUnavailable for a GPU that llama.cpp would silently leave out."""
     kind, _, index = spec.device.partition(":")
@@ -175,65 +188,67 @@ def _quota(path: str = "/sys/fs/cgroup/cpu.max") -> int | None:
     return None if quota == "max" else max(1, int(quota) // int(period))
 
 
-def _params(spec: ModelSpec, info: ModelInfo, key: str) -> Any:
-    params = xllamacpp.CommonParams()
-    params.model.path = info.path
-    params.n_parallel = num_parallel(spec)
-    params.n_ctx = context_len(spec, info) * params.n_parallel
-    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = num_threads(spec)
-    name = kv_type(spec)
-    params.cache_type_k = params.cache_type_v = getattr(xllamacpp.ggml_type, f"GGML_TYPE_{name}")
-    if name != "F16":  # quantised values need it
-        params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_ENABLED
-    params.fit_params = False
+def _params(spec: ModelSpec, info: ModelInfo, key: str) -> dict[str, object]:
+    """What the server is told, by llama.cpp's own names."""
+    params: dict[str, object] = {
+        "n_parallel": num_parallel(spec),
+        "n_ctx": context_len(spec, info) * num_parallel(spec),
+        "fit_params": False,
+        "cache_ram_mib": spec.whole_number("prompt_cache_mib", 0),
+        "hostnames": ["127.0.0.1"],
+        "port": 0,
+        "api_keys": [key],
+        "model_alias": [MODEL_NAME],
+        "endpoint_metrics": True,
+        "ui": False,
+        "verbosity": 0,
+    }
     if spec.option("gpu_layers") is not None or spec.device == "cpu":
-        params.n_gpu_layers = spec.whole_number("gpu_layers", 0, least=ALL_LAYERS)
+        params["n_gpu_layers"] = spec.whole_number("gpu_layers", 0, least=ALL_LAYERS)
     if spec.device.startswith("cuda:"):
-        params.main_gpu = int(spec.device.removeprefix("cuda:"))
-    params.cache_ram_mib = spec.whole_number("prompt_cache_mib", 0)
-    params.hostnames = ["127.0.0.1"]
-    params.port = 0
-    params.api_keys = [key]
-    params.model_alias = [MODEL_NAME]
-    params.endpoint_metrics = True
-    params.ui = False
-    params.verbosity = 0
+        params["main_gpu"] = int(spec.device.removeprefix("cuda:"))
     return params
 
 
 def load(spec: ModelSpec) -> Loading:
-    """Start the server with the model; the start itself cannot be interrupted, as llama.cpp holds the interpreter."""
+    """Start the process with the model, and read the tokenizer meanwhile; closing ends the process at any time."""
     file = find_file(spec.model)
     info = read_model(str(file))
     key = secrets.token_urlsafe(24)
     params = _params(spec, info, key)
-    total = info.weights_bytes
-    yield LoadProgress(done=0, total=total)
-    prompter = Prompter.load(str(file))
-    yield LoadProgress(done=0, total=total)
+    begun = LoadProgress(done=0, total=info.weights_bytes)
+    yield begun
     before = read_memory(spec.device)
-    try:
-        native = xllamacpp.Server(params)
-    except (RuntimeError, ValueError, MemoryError) as error:
-        raise ModelLoadFailed(
-            f"llama.cpp could not load {file.name} with a context of {params.n_ctx}: {error} "
-            "Set a smaller context_len, or check the file."
-        ) from error
-    loop = LoopThread()
-    try:
-        address = native.listening_address
-        http = Http(Profile(name="llamacpp", base_url=address, key=key, max_concurrent=num_parallel(spec)), loop)
+    with ExitStack() as owned:
+        loop = LoopThread()
+        owned.callback(loop.close)
+        process = loop.run(_start(file=info.path, threads=num_threads(spec), kv_type=kv_type(spec), params=params))
+        owned.callback(process.close)
+        prompter = yield from progress(waiting(partial(Prompter.load, str(file))), begun)
+        told = yield from progress(waiting(process.answer), begun)
+        if "address" not in told:
+            raise ModelLoadFailed(
+                f"llama.cpp could not load {file.name} with a context of {params['n_ctx']}: {told['error']} "
+                "Set a smaller context_len, or check the file."
+            )
+        profile = Profile(name="llamacpp", base_url=told["address"], key=key, max_concurrent=num_parallel(spec))
+        http = Http(profile, loop)
+        owned.callback(http.close)
         facts = ask_facts(http)
         member = Member(http, facts, facts.models[0])
         client = ServerEngine(spec, loop, [member], prompter)
-        yield LoadProgress(done=total, total=total)
-    except BaseException:
-        loop.close()
-        raise
-    num_bytes = footprint(spec)
-    if offloaded(spec, info):
-        num_bytes = replace(num_bytes, scratch=_scratch(before, read_memory(spec.device), num_bytes))
-    return LlamaCppEngine(native, client, _describe(spec, info, member), num_bytes)
+        num_bytes = footprint(spec)
+        if offloaded(spec, info):
+            num_bytes = replace(num_bytes, scratch=_scratch(before, read_memory(spec.device), num_bytes))
+        yield replace(begun, done=begun.total)
+        engine = LlamaCppEngine(process, client, _describe(spec, info, member), num_bytes)
+        owned.pop_all()
+        return engine
+
+
+async def _start(**order: object) -> LlamaProcess:
+    """Start it in the loop's thread, which lives until the engine is closed: Linux ends the process with it."""
+    return LlamaProcess(**order)
 
 
 def _scratch(before: DeviceMemory | None, after: DeviceMemory | None, computed: Bytes) -> int:

@@ -37,7 +37,7 @@ def load(spec: ModelSpec) -> Loading:
                 faults.append(error)
         if not members:
             raise faults[0]
-        return _engine(spec, loop, members, faults)
+        return (yield from _engine(spec, loop, members, faults))
     except BaseException:
         for member in members:
             member.http.close()
@@ -60,12 +60,9 @@ def _join(http: Http, model: str) -> Member:
     return Member(http, facts, found)
 
 
-def _engine(spec: ModelSpec, loop: LoopThread, members: list[Member], faults: Sequence[ResidentError]) -> ServerEngine:
+def _engine(spec: ModelSpec, loop: LoopThread, members: list[Member], faults: Sequence[ResidentError]) -> Loading:
     first = members[0]
-    folder = first.http.profile.tokenizer or first.model.root
-    prompter = Prompter.load(folder) if folder and first.facts.kind in TAKES_IDS else None
-    if prompter is not None:
-        check_tokenizer(first.http, first.facts.kind, first.model.name, prompter.encode(Prompt.of("Hi.")))
+    prompter = yield from progress(waiting(partial(_read_tokenizer, first)))
     engine = ServerEngine(spec, loop, members, prompter, find_profile=profiles.find)
     warnings = [f"Left out of the pool: {fault}" for fault in faults]
     can_let_go = any(member.facts.can_sleep or member.facts.kind == "ollama" for member in members)
@@ -76,3 +73,14 @@ def _engine(spec: ModelSpec, loop: LoopThread, members: list[Member], faults: Se
         )
     engine.warn(warnings)
     return engine
+
+
+def _read_tokenizer(member: Member) -> Prompter | None:
+    """What builds prompts for a server that takes ids; None where its chat endpoint does, by ability or by choice."""
+    profile = member.http.profile
+    folder = profile.tokenizer or member.model.root
+    if not folder or profile.uses_chat or member.facts.kind not in TAKES_IDS:
+        return None
+    prompter = Prompter.load(folder)
+    check_tokenizer(member.http, member.facts.kind, member.model.name, prompter.encode(Prompt.of("Hi.")))
+    return prompter

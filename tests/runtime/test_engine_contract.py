@@ -72,17 +72,19 @@ def scripted_case(_kind, _folder):
     return Case(spec=ModelSpec(model="script", engine="scripted", options=(("reply", "x" * 40),)))
 
 
+def gap_by_llamacpp(engine, ids, one, other):
+    """Log-probability between two ids after these ids, by the server behind an engine."""
+    body = {"prompt": list(ids), "n_predict": 1, "n_probs": 20, "temperature": 0}
+    [member] = getattr(engine, "_client", engine)._members
+    reply = member.http.post("/completion", body, timeout_s=120).body
+    found = {top["id"]: top["logprob"] for top in reply["completion_probabilities"][0]["top_logprobs"]}
+    return abs(found[one] - found[other])
+
+
 def llamacpp_case(gguf):
     options = (("threads", 1),)
-
-    def gap(engine, ids, one, other):
-        body = {"prompt": list(ids), "n_predict": 1, "n_probs": 20, "temperature": 0}
-        reply = engine._client._members[0].http.post("/completion", body, timeout_s=120).body
-        found = {top["id"]: top["logprob"] for top in reply["completion_probabilities"][0]["top_logprobs"]}
-        return abs(found[one] - found[other])
-
     spec = ModelSpec(model=str(gguf), engine="llamacpp", device="cpu", context_len=512, options=options)
-    return Case(spec=spec, gap=gap)
+    return Case(spec=spec, gap=gap_by_llamacpp)
 
 
 CASES = {
@@ -363,3 +365,18 @@ def test_trim_gives_back_the_idle_cache_and_the_next_answer_is_the_same(warm):
     assert freed >= held - warm.bytes.device
     assert warm.bytes.kv_cache == 0
     assert answer(warm, "trim me, " * 20) == wanted
+
+
+OF_A_SERVER = {
+    one.__name__: one
+    for one in (
+        test_a_list_gives_what_its_items_give_alone,
+        test_a_length_is_exact,
+        test_a_stop_id_ends_the_answer_and_its_text_is_left_out,
+        test_a_stop_string_cuts_the_text,
+        test_a_closed_answer_leaves_the_engine_as_if_it_had_never_been,
+        test_equal_seeds_give_equal_answers_and_no_global_random_state_moves,
+        test_close_frees_everything_and_may_be_called_again,
+    )
+}
+"""What a server that others own can be held to: it is never cold, and its memory and its logits are its own."""

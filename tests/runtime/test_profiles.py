@@ -167,6 +167,14 @@ def test_the_command_adds_lists_and_tests_without_showing_a_key(path):
     assert server.seen[0].headers["authorization"] == f"Bearer {KEY}"
 
 
+def test_what_the_command_is_told_of_prompts_is_in_the_profile(path, tmp_path):
+    done = command("add", "box", "--url", "http://box:1", "--tokenizer", str(tmp_path), "--uses-chat")
+
+    assert done.returncode == 0, done.stderr
+    found = profiles.find("box")
+    assert (found.tokenizer, found.uses_chat) == (str(tmp_path), True)
+
+
 def test_testing_a_server_that_is_down_is_one_sentence(path):
     profiles.write(Profile(name="box", base_url="http://127.0.0.1:9"))
 

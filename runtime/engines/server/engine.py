@@ -234,14 +234,18 @@ def other_bytes(device: str) -> int:
     return 0 if memory is None or memory.device == "cpu" else max(0, memory.used - memory.torch_reserved)
 
 
-def progress(opening: Generator[float, None, T]) -> Generator[LoadProgress, None, T]:
+STARTING = LoadProgress(done=0, total=1, what="server", unit="servers")
+
+
+def progress(opening: Generator[float, None, T], shown: LoadProgress = STARTING) -> Generator[LoadProgress, None, T]:
+    """The same progress again and again while something is waited for; returns what that returns."""
     while True:
         try:
             next(opening)
         except StopIteration as end:
             result: T = end.value
             return result
-        yield LoadProgress(done=0, total=1, what="server", unit="servers")
+        yield shown
 
 
 def waiting(act: Callable[[], T]) -> Generator[float, None, T]:

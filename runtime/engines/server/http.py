@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import sys
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from dataclasses import dataclass
@@ -22,6 +23,12 @@ import aiohttp
 from ...errors import ResidentError, ServerError
 from ...profiles import Profile
 from .wire import ServerEvent, SseDecoder, error_of
+
+# Not wait_for: before Python 3.12 it loses a cancellation that comes together with the result.
+if sys.version_info >= (3, 11):
+    from asyncio import timeout
+else:
+    from async_timeout import timeout  # aiohttp brings it where asyncio has none
 
 log = logging.getLogger(__name__)
 
@@ -142,9 +149,11 @@ class Http:
     async def _ask(self, method: str, path: str, body: object, timeout_s: float) -> Reply:
         with self.translate_errors():
             try:
-                response = await asyncio.wait_for(self._send(method, path, body), timeout_s)
+                async with timeout(timeout_s):
+                    response = await self._send(method, path, body)
                 try:
-                    return await asyncio.wait_for(_whole(response), timeout_s)
+                    async with timeout(timeout_s):
+                        return await _whole(response)
                 finally:
                     response.close()
             except asyncio.TimeoutError:
@@ -167,16 +176,18 @@ class Http:
         deadline = clock() + profile.first_token_s
         with self.translate_errors():
             try:
-                response = await asyncio.wait_for(self._send("POST", path, body), profile.first_token_s)
+                async with timeout(profile.first_token_s):
+                    response = await self._send("POST", path, body)
             except asyncio.TimeoutError:
                 raise self._silent(False) from None
             try:
                 if response.status != 200 or response.content_type != "text/event-stream":
-                    raise self.refusal(await asyncio.wait_for(_whole(response), ASK_S))
+                    raise self.refusal(await self._rest(response))
                 decoder, is_open = SseDecoder(), True
                 while is_open:
                     try:
-                        data = await asyncio.wait_for(response.content.readany(), max(0.0, deadline - clock()))
+                        async with timeout(max(0.0, deadline - clock())):
+                            data = await response.content.readany()
                     except asyncio.TimeoutError:
                         raise self._silent(has_begun()) from None
                     is_open = bool(data) or not response.content.at_eof()
@@ -187,6 +198,14 @@ class Http:
                         deadline = clock() + profile.between_tokens_s
             finally:
                 response.close()
+
+    async def _rest(self, response: aiohttp.ClientResponse) -> Reply:
+        """What follows the head of a reply that is no stream."""
+        try:
+            async with timeout(ASK_S):
+                return await _whole(response)
+        except asyncio.TimeoutError:
+            raise self._timed_out(f"a reply of status {response.status} was not whole within {ASK_S:g} s") from None
 
     def refusal(self, reply: Reply) -> ResidentError:
         """The error of a reply that is no stream of tokens."""

@@ -1,20 +1,28 @@
-"""llama.cpp in this process, with the real small model."""
+"""llama.cpp in a process of its own, with the real small model."""
 
 import itertools
+import os
+import signal
+import subprocess
+import sys
+import threading
 import time
 import urllib.error
 import urllib.request
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("xllamacpp", reason="the package xllamacpp is not installed")
 
-from runtime import GREEDY, ModelSpec, Prompt, Request, Runtime, collect
-from runtime.engines import footprint, llamacpp, settle
+from runtime import GREEDY, ModelSpec, Prompt, Request, Runtime, collect, engines
+from runtime.engines import footprint, llamacpp, llamacpp_process, settle
 from runtime.engines.server.facts import num_busy, read_metrics
-from runtime.errors import EngineUnavailable, ModelLoadFailed, ModelUnsupported
-from runtime.events import TextDelta
+from runtime.errors import EngineUnavailable, GenerationFailed, ModelLoadFailed, ModelUnsupported
+from runtime.events import Failed, TextDelta
+from tests.imports import ROOT
+from tests.processes import frozen_in_load, is_gone, wait_for_child
 
 QUESTION = "Say hello."
 
@@ -156,14 +164,10 @@ def test_a_quantised_kv_cache_runs_and_its_bytes_are_told(gguf_path, kv_cache, b
 
 
 def test_a_build_without_a_gpu_holds_nothing_of_the_card(gguf_path):
-    import xllamacpp
-
-    from runtime.engines import footprint
-
-    if any("GPU" in str(device["type"]) for device in xllamacpp.get_device_info()):
+    if llamacpp_process.num_gpus():
         pytest.skip("this build of llama.cpp has a GPU")
-    on_cpu = footprint(make_spec(gguf_path))
-    on_auto = footprint(replace(make_spec(gguf_path), device="auto"))
+    on_cpu = engines.footprint(make_spec(gguf_path))
+    on_auto = engines.footprint(replace(make_spec(gguf_path), device="auto"))
 
     assert on_cpu.host_copy == on_auto.device == 0
     assert on_auto.host_copy == on_cpu.device > 90_000_000
@@ -188,8 +192,134 @@ def test_unloading_ends_the_server(gguf_path):
     with runtime.lease(the_spec) as engine:
         url = member_of(engine).http.profile.base_url
 
+        pid = engine._process.pid
+
     freed = runtime.unload(the_spec)
 
     assert freed > 90_000_000
+    assert is_gone(pid)
     with pytest.raises(urllib.error.URLError):
         urllib.request.urlopen(f"{url}/health", timeout=5)
+
+
+def test_a_load_that_stands_still_can_be_closed(spec, runtime):
+    """As an interrupt does it; the process is frozen, so that the load would never end."""
+    runtime.unload()
+    loading = runtime.leasing(spec)
+    with frozen_in_load() as frozen:
+        seen = [next(loading) for _ in range(5)]
+
+    loading.close()
+
+    assert {one.done for one in seen} == {0}
+    assert is_gone(frozen())
+    assert runtime.residents() == []
+    assert results(runtime, spec, ask())[0].text
+
+
+def test_this_process_goes_on_while_a_file_loads(spec, runtime):
+    """xllamacpp lets no other thread run as long as it reads a file."""
+    runtime.unload()
+    num_beats, is_over = 0, threading.Event()
+
+    def beat():
+        nonlocal num_beats
+        while not is_over.wait(0.005):
+            num_beats += 1
+
+    heart = threading.Thread(target=beat)
+    heart.start()
+    with runtime.lease(spec):
+        is_over.set()
+    heart.join()
+
+    assert num_beats > 20
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGABRT, signal.SIGSEGV])
+def test_a_llamacpp_that_dies_in_mid_answer_fails_the_request_and_is_loaded_anew(spec, runtime, signum):
+    wanted = results(runtime, spec, ask())[0].text
+    with runtime.lease(spec) as engine:
+        pid = engine._process.pid
+    num_loads = runtime.num_loads(spec)
+    events = runtime.generate(spec, [ask("Tell a long story.", max_tokens=400), ask("Never begun.")])
+    list(itertools.islice((one for one in events if isinstance(one, TextDelta)), 2))
+
+    os.kill(pid, signum)
+
+    failed = [one.error for one in events if isinstance(one, Failed)]
+    assert [type(error) for error in failed] == [GenerationFailed] * 2
+    assert f"signal {signum.name}" in str(failed[0])
+    assert runtime.device_bytes(spec) == 0
+    assert results(runtime, spec, ask())[0].text == wanted
+    assert runtime.num_loads(spec) == num_loads + 1
+
+
+def test_a_llamacpp_that_dies_while_nobody_looks_is_loaded_anew(spec, runtime):
+    wanted = results(runtime, spec, ask())[0].text
+    with runtime.lease(spec) as engine:
+        pid = engine._process.pid
+
+    os.kill(pid, signal.SIGKILL)
+    assert is_gone(pid)
+
+    assert results(runtime, spec, ask())[0].text == wanted
+
+
+PARENT = """
+import sys
+from runtime import ModelSpec, Runtime
+spec = ModelSpec(model=sys.argv[1], engine="llamacpp", device="cpu", context_len=512, options=(("threads", 1),))
+for _ in Runtime().leasing(spec):
+    print("loading", flush=True)
+print("loaded", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("when", ["loading", "loaded"])
+def test_no_llamacpp_outlives_the_process_that_started_it(gguf_path, when):
+    command = [sys.executable, "-c", PARENT, str(gguf_path)]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
+        if when == "loading":
+            with frozen_in_load(parent.pid) as frozen:  # it will not see its stdin end
+                pid = frozen()
+        else:
+            pid = wait_for_child(parent.pid)
+            assert "loaded\n" in parent.stdout
+
+        parent.kill()
+
+        assert is_gone(pid)
+
+
+def test_its_process_holds_no_torch(spec, runtime):
+    results(runtime, spec, ask(max_tokens=1))
+    with runtime.lease(spec) as engine:
+        mapped = Path(f"/proc/{engine._process.pid}/maps").read_text()
+
+    assert "xllamacpp" in mapped
+    assert "torch" not in mapped
+
+
+def test_its_key_is_not_among_the_arguments_that_others_can_read(spec, runtime):
+    with runtime.lease(spec) as engine:
+        told = Path(f"/proc/{engine._process.pid}/cmdline").read_bytes()
+        key = member_of(engine).http.profile.key
+
+    assert key.encode() not in told
+
+
+def test_a_package_that_cannot_be_imported_is_told(gguf_path, tmp_path, monkeypatch):
+    (tmp_path / "xllamacpp").mkdir()
+    (tmp_path / "xllamacpp" / "__init__.py").write_text("raise ImportError('libcuda.so.1: cannot open')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "xllamacpp")
+    without_site = [sys.executable, "-S", "-I", str(llamacpp_process.CHILD)]
+    monkeypatch.setattr(llamacpp_process, "_command", lambda: without_site)
+    llamacpp_process.num_gpus.cache_clear()
+
+    with pytest.raises(EngineUnavailable, match=r"libcuda\.so\.1"):
+        llamacpp_process.num_gpus()
+    with pytest.raises(ModelLoadFailed, match=r"libcuda\.so\.1"):
+        results(Runtime(), make_spec(gguf_path), ask())

@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from runtime import GREEDY, ModelSpec, Prompt, Request, Runtime, collect, profiles
+from runtime.engines.server import http
 from runtime.errors import ContextOverflow, ModelNotFound, ResidentError, ServerError, TemplateFailed
 from runtime.events import Failed, TextDelta, Waiting
 from runtime.profiles import Profile
@@ -190,6 +191,18 @@ def test_silence_is_told_with_address_and_seconds(server, spec, begun, message):
         run(spec(first_token_s=0.3, between_tokens_s=0.2))
 
 
+def test_a_refusal_that_never_ends_is_told_too(server, spec, monkeypatch):
+    def act(connection, seen):
+        connection.head(500, "application/json", Content_Length="99")
+        connection.wait_for_close()
+
+    server.routes[CHAT] = act
+    monkeypatch.setattr(http, "ASK_S", 0.2)
+
+    with pytest.raises(ServerError, match=f"{server.port} is silent: a reply of status 500 was not whole within 0.2 s"):
+        run(spec())
+
+
 def test_a_port_where_nothing_listens_is_told_with_the_profile(spec):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -216,6 +229,31 @@ def test_a_server_that_says_nothing_shows_signs_of_life_and_an_interrupt_closes_
     assert closed.wait(5)
     assert waiting[-1].waited_s > waiting[0].waited_s > 0
     assert str(server.port) in waiting[0].what
+    runtime.close()
+
+
+def test_an_interrupt_arrives_however_fast_the_server_writes(server, spec):
+    """One that comes together with new bytes must not be lost, or the answer would go on to its end."""
+
+    def endless(connection, seen):
+        connection.head()
+        while True:
+            connection.send(delta("word "))
+
+    server.routes[CHAT] = endless
+    runtime, the_spec = Runtime(), spec()
+
+    def interrupt_often():
+        for _ in range(60):
+            events = runtime.generate(the_spec, [ask(), ask()])
+            next(one for one in events if isinstance(one, TextDelta))
+            events.close()
+
+    thread = threading.Thread(target=interrupt_often, daemon=True)
+    thread.start()
+    thread.join(60)
+
+    assert not thread.is_alive()
     runtime.close()
 
 
