@@ -105,6 +105,8 @@ class Monitor:
         """One point of the curves: they hold what was looked at, since nothing is read while nobody looks."""
         devices, live = self._state["devices"], self._runtime.journal.live()
         assert isinstance(devices, list)
+        while self._samples and self._samples[-1]["at"] > self._state["at"]:  # type: ignore[operator]
+            self._samples.pop()  # the wall clock was set back: pages would take nothing new until it has caught up
         rates = [rate for run in live if (rate := run.tokens_per_s()) is not None]
         self._samples.append(
             {

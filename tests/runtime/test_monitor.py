@@ -70,6 +70,16 @@ def test_many_readers_cost_one_look_and_nobody_looking_costs_none(watched):
     assert devices.num_reads == 2
 
 
+def test_after_the_wall_clock_was_set_back_the_samples_go_on_from_there():
+    wall, now = [1000.0], [0.0]
+    monitor = Monitor(Runtime(), devices=Devices(), clock=lambda: now[0], wall=lambda: wall[0])
+
+    for now[0], wall[0] in ((0.0, 1000.0), (1.0, 1001.0), (2.0, 401.0), (3.0, 402.0)):
+        state = monitor.read()
+
+    assert [one["at"] for one in state["samples"]] == [401.0, 402.0]
+
+
 def test_what_came_or_went_is_told_at_once(watched):
     runtime, monitor, _, _ = watched
     before = monitor.read()
