@@ -16,7 +16,7 @@ from .journal import Mark, Run, Usage, short_name
 from .request import ModelSpec
 from .runtime import Runtime
 from .slot import Resident
-from .telemetry import Clock
+from .telemetry import Clock, without_nan
 from .telemetry import clock as default_clock
 
 State = dict[str, object]
@@ -162,7 +162,7 @@ class Monitor:
             "when_idle": one.spec.when_idle,
             "is_kept": self._is_kept(one.spec),
             "is_remote": info.capabilities.is_remote,
-            "servers": self._runtime.observe(one.spec) if info.capabilities.is_remote else [],
+            "servers": without_nan(self._runtime.observe(one.spec)) if info.capabilities.is_remote else [],
         }
 
     @staticmethod

@@ -1,9 +1,13 @@
+import dataclasses
 import json
+import math
 
 import pytest
 
-from runtime import ModelSpec, Prompt, Request, Runtime
+from runtime import Collector, ModelSpec, Prompt, Request, Runtime
 from runtime.devices import DeviceState
+from runtime.engines import scripted
+from runtime.engines.base import DecodeStep
 from runtime.monitor import Monitor, model_id
 from runtime.timeline import COLOURS, timeline_of
 
@@ -113,6 +117,40 @@ def test_the_state_is_json_without_texts_and_folders(watched):
     text = json.dumps(monitor.read())
 
     assert not any(word in text for word in ("secret", "word", "folder"))
+
+
+class TellsNoNumbers(scripted.ScriptedEngine):
+    """A server whose figures and timings are no numbers."""
+
+    def __init__(self, spec):
+        super().__init__(spec)
+        capabilities = dataclasses.replace(self.info.capabilities, is_remote=True)
+        self.info = dataclasses.replace(self.info, capabilities=capabilities)
+
+    def generate(self, batch):
+        for index, step in super().generate(batch):
+            if isinstance(step, DecodeStep) and step.finish:
+                step = dataclasses.replace(step, details={"server_timings": {"rate": math.inf, "n": [math.nan, 3]}})
+            yield index, step
+
+    def observe(self):
+        return [{"title": "server", "kv_usage": math.nan, "num_running": 2.0}]
+
+
+def test_numbers_that_are_none_reach_neither_page_nor_report():
+    def load(one):
+        yield from ()
+        return TellsNoNumbers(one)
+
+    runtime, request = Runtime(load=load), Request(prompt=Prompt.of("hello"))
+    collector = Collector(spec(), [request])
+    [result] = collector.results(*collector.drain(runtime.generate(spec(), [request])))
+
+    state = Monitor(runtime, devices=Devices()).read()
+
+    assert result.report["server_timings"] == {"rate": None, "n": [None, 3]}
+    assert state["models"][0]["servers"] == [{"title": "server", "kv_usage": None, "num_running": 2.0}]
+    json.dumps([state, result.report], allow_nan=False)
 
 
 def test_a_model_is_found_by_the_id_that_was_told_and_by_no_other(watched):
