@@ -188,13 +188,15 @@ class Runtime:
         try:
             slot.note_size()
             slot.last_used_at = clock()
-            if slot.must_leave:
+            leaves, slot.must_leave = slot.must_leave, False
+            if leaves:
                 self._evict_engine(slot)
             self.room.settle(slot.spec)
         finally:
-            slot.must_leave = False
             slot.used_by = None
             slot.lock.release()
+        if slot.must_leave:  # told so while this went on
+            self._with_idle(slot, self._evict_engine)
 
     def _loaded(self) -> list[Slot]:
         with self._lock:
@@ -264,6 +266,8 @@ class Runtime:
         if not isinstance(engine, Parkable):
             log.info("%s keeps no copy of its own: only the page cache still holds its files", engine.info.engine)
             return False
+        if engine.info.device == "cpu":
+            return False  # it has no other place to wait; the copies of others must not make room for that
         budget = self._host_budget(slot)
         if budget < engine.bytes.weights and not engine.info.capabilities.is_remote:
             return False
@@ -314,9 +318,10 @@ class Runtime:
         if slot.engine is None or slot.used_by == threading.get_ident():
             return 0
         if not slot.lock.acquire(timeout=UNLOAD_WAIT_S):
-            slot.must_leave = must_leave
-            log.warning("%s is in use; it %s", slot.spec.model, "leaves after that" if must_leave else "stays")
-            return 0
+            slot.must_leave = slot.must_leave or must_leave
+            if not (must_leave and slot.lock.acquire(blocking=False)):  # else its lease ended just before it was told
+                log.warning("%s is in use; it %s", slot.spec.model, "leaves after that" if must_leave else "stays")
+                return 0
         try:
             return act(slot)
         finally:

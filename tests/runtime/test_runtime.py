@@ -1,3 +1,4 @@
+import dataclasses
 import itertools
 import logging
 import threading
@@ -235,6 +236,74 @@ def test_an_eviction_during_use_happens_when_the_lease_ends(monkeypatch, caplog)
     assert held_in_use == UNIT + 100
     assert runtime.device_bytes(spec()) == 0
     assert "is in use; it leaves after that" in caplog.text
+
+
+def test_an_unload_that_finds_it_in_use_does_not_take_an_eviction_back(monkeypatch):
+    monkeypatch.setattr("runtime.runtime.UNLOAD_WAIT_S", 0.01)
+    runtime = parkable([])
+
+    with runtime.lease(spec()):
+        for act in (runtime.evict, runtime.unload):
+            other = threading.Thread(target=act)
+            other.start()
+            other.join()
+
+    assert runtime.device_bytes(spec()) == 0
+
+
+def test_an_eviction_that_gives_up_waiting_just_when_the_lease_ends_happens():
+    made = []
+    runtime = parkable(made)
+    use(runtime, spec())
+    [slot] = runtime._slots.values()
+    slot.lock = FreeJustTooLate()
+
+    freed = runtime.evict()
+
+    assert (freed, runtime.device_bytes(spec()), slot.lock.is_held) == (UNIT + 100, 0, False)
+
+
+def test_an_eviction_that_comes_while_a_lease_is_given_back_happens(monkeypatch):
+    monkeypatch.setattr("runtime.runtime.UNLOAD_WAIT_S", 0.01)
+    room = Room()
+    runtime = parkable([], room)
+
+    def settle(_):
+        other = threading.Thread(target=runtime.evict)
+        other.start()
+        other.join()
+
+    room.settle = settle
+    use(runtime, spec())
+
+    assert runtime.device_bytes(spec()) == 0
+
+
+class FreeJustTooLate:
+    """A lock that nobody gets who waits for it, and that is free right after that."""
+
+    is_held = False
+
+    def acquire(self, blocking=True, timeout=-1):
+        self.is_held = not blocking
+        return self.is_held
+
+    def release(self):
+        self.is_held = False
+
+
+def test_a_model_on_the_cpu_that_leaves_costs_no_other_its_copy():
+    made = []
+    runtime = parkable(made)
+    use(runtime, spec("gpu", host_copy_bytes=UNIT))
+    runtime.evict()
+    use(runtime, spec("cpu", host_copy_bytes=UNIT))
+    made[1].info = dataclasses.replace(made[1].info, device="cpu")
+    made[1].park = lambda max_bytes: False
+
+    runtime.evict(spec("cpu"))
+
+    assert [engine.is_closed for engine in made] == [False, True]
 
 
 def test_one_model_with_other_options_replaces_the_first_and_says_why(caplog):
