@@ -12,7 +12,7 @@ from . import engines
 from .collect import report_of
 from .device_memory import read as read_memory
 from .engines.base import Engine, EngineInfo, Loading, Observable, Parkable
-from .errors import ResidentError, RuntimeClosed
+from .errors import ResidentError, RuntimeClosed, release_frames
 from .events import Event, Finished, LoadProgress
 from .journal import Journal, MarkKind, Report
 from .preflight import check_fits
@@ -83,7 +83,11 @@ class Runtime:
     ) -> Generator[Event, None, tuple[EngineInfo, Bytes]]:
         lease = yield from self.leasing(spec)
         with lease as engine:
-            yield from stream(engine, requests)
+            try:
+                yield from stream(engine, requests)
+            except Exception as error:
+                release_frames(error)
+                raise
             return engine.info, engine.bytes
 
     def leasing(self, spec: ModelSpec) -> Generator[LoadProgress, None, Lease]:
@@ -95,7 +99,8 @@ class Runtime:
         slot.used_by, slot.must_leave, slot.spec = threading.get_ident(), False, spec
         try:
             engine = yield from self._make_resident(slot)
-        except BaseException:
+        except BaseException as error:
+            release_frames(error)
             self._release(slot)
             gc.collect()
             self.room.release_cached()

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..errors import GenerationFailed, ResidentError
+from ..errors import GenerationFailed, ResidentError, release_frames
 from ..events import Finish
 from ..prompting.detokenize import Detokenizer
 from ..request import Sampling
@@ -135,6 +135,7 @@ class Generation:
                     with host_stream_kept(must_wait=False), translate_errors(self.label):
                         results = self.generator.iterate()
                 except ResidentError as error:
+                    release_frames(error)
                     self._reset()
                     if len(live) == 1:
                         [failed] = live

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ..errors import GenerationFailed, ModelLoadFailed, RuntimeClosed
+from ..errors import GenerationFailed, ModelLoadFailed, RuntimeClosed, release_frames
 from ..events import Finish, LoadProgress
 from ..prompting.prompter import Prompter
 from ..request import ModelSpec, Prompt
@@ -79,6 +79,7 @@ class TransformersEngine:
             try:
                 yield from self._answer(index, work)
             except GenerationFailed as error:
+                release_frames(error)
                 yield index, FailedStep(error=error)
             finally:
                 self._count()

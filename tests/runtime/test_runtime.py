@@ -2,6 +2,8 @@ import dataclasses
 import itertools
 import logging
 import threading
+import traceback
+import weakref
 
 import pytest
 
@@ -350,6 +352,59 @@ def test_a_load_that_is_cancelled_leaves_nothing_and_the_next_one_works():
     assert runtime.num_loads() == 0
     assert list(runtime.generate(one, [ask()]))
     assert runtime.num_loads(one) == 1
+
+
+class Tensor:
+    """Stands for memory; what watches it tells whether it is still held."""
+
+
+def test_an_error_that_is_kept_holds_nothing_of_a_load_that_failed():
+    watched = []
+
+    def fill():
+        weights = Tensor()
+        watched.append(weakref.ref(weights))
+        raise RuntimeError("full")
+
+    def load(one):
+        yield from ()
+        half = Tensor()
+        watched.append(weakref.ref(half))
+        try:
+            fill()
+        except RuntimeError as error:
+            raise OutOfMemory("no room") from error
+
+    runtime = Runtime(load=load, room=Room())
+
+    with pytest.raises(OutOfMemory) as raised:
+        use(runtime, spec())
+
+    assert [one() for one in watched] == [None, None]
+    assert "fill()" in "".join(traceback.format_exception(raised.value))
+
+
+def test_an_error_that_is_kept_holds_nothing_of_a_generation_that_failed():
+    watched = []
+
+    class Failing(scripted.ScriptedEngine):
+        def generate(self, batch):
+            yield from ()
+            activations = Tensor()
+            watched.append(weakref.ref(activations))
+            raise OutOfMemory("no room")
+
+    def load(one):
+        yield from ()
+        return Failing(one)
+
+    runtime = Runtime(load=load, room=Room())
+
+    with pytest.raises(OutOfMemory) as raised:
+        list(runtime.generate(script(), [ask()]))
+
+    assert raised.value
+    assert [one() for one in watched] == [None]
 
 
 def test_five_users_ten_times_load_once():

@@ -1,4 +1,5 @@
 import random
+import weakref
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -216,3 +217,26 @@ def test_a_probe_of_the_logits_that_fails_leaves_no_trace(tiny, monkeypatch, kin
         engine.logits(ids)
 
     assert run(engine, "after a probe")[0] == wanted
+
+
+def test_an_item_that_failed_holds_no_tensor_while_the_next_one_runs(tiny, monkeypatch):
+    engine, watched = loaded(tiny("llama")), []
+    last = engine._model.model.layers[-1]
+
+    def fail(states, *_args, **_options):
+        activations = states + 1
+        watched.append(weakref.ref(activations))
+        raise RuntimeError("kernel broke")
+
+    batch = [
+        Work(encoded=engine.encode(Prompt.of(text)), sampling=GREEDY, max_tokens=2, seed=0) for text in ("one", "two")
+    ]
+    steps = engine.generate(batch)
+    with monkeypatch.context() as patch:
+        patch.setattr(last, "forward", fail)
+        _, failed = next(steps)
+
+    index, _ = next(steps)
+
+    assert (index, isinstance(failed, FailedStep)) == (1, True)
+    assert [one() for one in watched] == [None]
