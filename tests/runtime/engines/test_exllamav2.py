@@ -376,6 +376,25 @@ def test_trimming_gives_the_kv_cache_back_and_the_next_request_gets_it_again(ope
     assert engine.bytes == before
 
 
+def test_a_kv_cache_that_finds_no_room_holds_nothing_and_comes_back_whole_later(open_engine, monkeypatch):
+    engine = open_engine()
+    engine.trim(1)
+    cache = engine._parts.cache
+
+    def half():
+        cache.key_states[0] = torch.zeros(1)
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    with monkeypatch.context() as patch, pytest.raises(OutOfMemory, match="Allocating the KV cache"):
+        patch.setattr(cache, "update_cache_tensors", half)
+        run(engine, work(engine, PROMPT))
+    left = [one for one in [*cache.key_states, *cache.value_states] if one is not None]
+    [steps] = run(engine, work(engine, PROMPT)).values()
+
+    assert left == []
+    assert ids_of(steps) == cpu.manual(PROMPT, 16)
+
+
 @pytest.mark.parametrize("kv_cache", ["fp16", "q8", "q6", "q4"])
 def test_kv_bytes_computed_are_kv_bytes_measured(open_engine, folder, kv_cache):
     expected = exllamav2.footprint(ModelSpec(model=str(folder), context_len=1000, kv_cache=kv_cache)).kv_cache
