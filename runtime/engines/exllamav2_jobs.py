@@ -122,6 +122,12 @@ class Generation:
         )
         live: list[Running] = []
         is_alone = is_poisoned = False
+        for one in [
+            one for one in waiting if not one.ids
+        ]:  # the SDK refuses it by an assertion, which would end the whole batch
+            waiting.remove(one)
+            error = GenerationFailed("The prompt came to no tokens at all. Write something into it.")
+            yield one.index, FailedStep(error=error)
         try:
             while waiting or live:
                 while waiting and not (is_alone and live):

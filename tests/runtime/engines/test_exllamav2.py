@@ -3,6 +3,7 @@
 import json
 import random
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -674,3 +675,15 @@ def test_a_lora_that_is_only_a_pickle_is_refused(open_engine, tmp_path):
 
     with pytest.raises(ModelUnsupported, match="may run code when opened"):
         open_engine(options=(("loras", str(tmp_path)),))
+
+
+def test_a_prompt_of_no_tokens_fails_alone(open_engine):
+    engine = open_engine()
+    whole = work(engine, PROMPT)
+    empty = replace(whole, encoded=replace(whole.encoded, token_ids=()))
+
+    out = run(engine, empty, whole)
+
+    assert [type(step) for step in out[0]] == [FailedStep]
+    assert isinstance(out[0][0].error, GenerationFailed)
+    assert ids_of(out[1]) == cpu.manual(PROMPT, 16)
