@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import logging
 import threading
 import time
 import uuid
@@ -18,6 +19,8 @@ from .runtime import Runtime
 from .slot import Resident
 from .telemetry import Clock, without_nan
 from .telemetry import clock as default_clock
+
+log = logging.getLogger(__name__)
 
 State = dict[str, object]
 
@@ -162,8 +165,17 @@ class Monitor:
             "when_idle": one.spec.when_idle,
             "is_kept": self._is_kept(one.spec),
             "is_remote": info.capabilities.is_remote,
-            "servers": without_nan(self._runtime.observe(one.spec)) if info.capabilities.is_remote else [],
+            "servers": self._servers(one.spec) if info.capabilities.is_remote else [],
         }
+
+    def _servers(self, spec: ModelSpec) -> list[dict[str, object]]:
+        """What servers say of themselves; one that says nonsense, or is let go of just now, costs only its own row."""
+        try:
+            servers: list[dict[str, object]] = without_nan(self._runtime.observe(spec))
+            return servers
+        except Exception:
+            log.warning("the servers of %s could not be asked", spec.model, exc_info=True)
+            return []
 
     @staticmethod
     def _live(run: Run) -> State:

@@ -8,6 +8,7 @@ from runtime import Collector, ModelSpec, Prompt, Request, Runtime
 from runtime.devices import DeviceState
 from runtime.engines import scripted
 from runtime.engines.base import DecodeStep
+from runtime.journal import Mark
 from runtime.monitor import Monitor, model_id
 from runtime.timeline import COLOURS, timeline_of
 
@@ -153,6 +154,24 @@ def test_numbers_that_are_none_reach_neither_page_nor_report():
     json.dumps([state, result.report], allow_nan=False)
 
 
+def test_a_server_that_cannot_be_asked_costs_only_its_own_row(caplog):
+    class Mute(TellsNoNumbers):
+        def observe(self):
+            raise ValueError("no number: 'e'")
+
+    def load(one):
+        yield from ()
+        return Mute(one)
+
+    runtime = Runtime(load=load)
+    generate(runtime, spec())
+
+    state = Monitor(runtime, devices=Devices()).read()
+
+    assert [(one["name"], one["servers"]) for one in state["models"]] == [("m", [])]
+    assert "could not be asked" in caplog.text and "no number" in caplog.text
+
+
 def test_a_model_is_found_by_the_id_that_was_told_and_by_no_other(watched):
     runtime, monitor, _, _ = watched
     generate(runtime, spec("kept"))
@@ -183,3 +202,9 @@ def test_the_timeline_draws_each_kind_in_its_colour():
 
 def test_a_prompt_without_our_models_gives_an_empty_timeline():
     assert timeline_of(1.0, 1.0, [], []).size == (960, 400)
+
+
+def test_a_name_of_two_lines_is_drawn_as_one():
+    mark = Mark(kind="load", model="a server/of\nmine", at=0.5, seconds=0.1, num_bytes=1, held_bytes=1)
+
+    assert timeline_of(0.0, 1.0, [mark], []).size == (960, 400)
