@@ -11,6 +11,8 @@ from ..runtime import ModelSpec
 Prompt = Mapping[str, Mapping[str, Any]]
 
 LOADERS = frozenset({"ResidentLoadLLM", "ResidentLoadExLlamaV2", "ResidentConnectServer"})
+"""Nodes with a `when_idle`: each stands for one model, told by its inputs."""
+
 PASSING_ON = frozenset({"ResidentFree"})
 SOCKETS = ("llm", "llm_2", "llm_3", "llm_4")
 NOT_IDENTITY = frozenset({"when_idle", "host_copy_gb"})

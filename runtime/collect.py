@@ -11,7 +11,7 @@ from .errors import GenerationFailed, ResidentError
 from .events import Event, Failed, Finished, TextDelta
 from .prompting.clean import clean
 from .request import ModelSpec, Request
-from .telemetry import Bytes, percentile
+from .telemetry import Bytes, percentile, without_nan
 
 Answer = TypeVar("Answer")
 
@@ -127,7 +127,7 @@ def report_of(
         "patches": list(info.patches),
         "warnings": [*info.warnings, *end.warnings],
         "raw_text": end.raw_text,
-        **end.details,
+        **without_nan(end.details),
     }
 
 

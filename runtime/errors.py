@@ -5,6 +5,8 @@ Cancelling is not an error: closing a stream raises nothing.
 
 from __future__ import annotations
 
+import traceback
+
 
 class ResidentError(Exception):
     """A fault told in a sentence that a user can act on; the root of the tree."""
@@ -52,3 +54,12 @@ class ServerError(ResidentError):
 
 class RuntimeClosed(ResidentError):
     """The runtime was closed; nothing can be leased any more."""
+
+
+def release_frames(error: BaseException) -> None:
+    """Let go of what the frames behind an error and its causes hold: an error that is kept for later would keep the
+    tensors of a half loaded model. Its lines stay for the log. For the frame that catches it."""
+    chain: list[BaseException] = [error]
+    for one in chain:
+        traceback.clear_frames(one.__traceback__)
+        chain += [cause for cause in (one.__cause__, one.__context__) if cause is not None and cause not in chain]

@@ -130,6 +130,12 @@ class Run:
         while len(self._recent) > RATE_MARKS and now - self._recent[0][0] > RATE_WINDOW_S:
             self._recent.popleft()
 
+    def forget(self) -> None:
+        """Let go of what only a live run needs: the answers, and a mark of each token."""
+        with self._lock:
+            self.ends = {}
+            self._recent.clear()
+
     @property
     def num_tokens(self) -> int:
         """Output tokens of all items so far."""
@@ -158,7 +164,7 @@ class Run:
         """Output tokens per second of late, all items together; None before there are two marks."""
         with self._lock:
             now, marks = self._clock(), list(self._recent)
-        if self.phase != "decode" or self.ended_at is not None:
+        if not marks or self.phase != "decode" or self.ended_at is not None:
             return None
         if now - marks[-1][0] > STALL_S:
             return 0.0
@@ -266,3 +272,4 @@ class Journal:
                 usage.num_cached_tokens += end.num_cached_tokens or 0
                 usage.num_output_tokens += end.num_output_tokens
                 usage.context_used = (end.num_prompt_tokens or 0) + end.num_output_tokens
+        run.forget()

@@ -88,9 +88,9 @@ class KeptPrefixes(Generic[T]):
         return (length, self._kept[at]) if length else (0, None)
 
     def touch(self, used: Kept[T]) -> None:
-        """Note that a prefix was used."""
-        self._kept.remove(used)
-        self._kept.append(used)
+        """Note that a prefix was used; one that has gone meanwhile stays away."""
+        if any(one is used for one in self._kept):
+            self._kept = [*(one for one in self._kept if one is not used), used]
 
     def clear(self) -> None:
         self._kept.clear()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import logging
 import threading
 import time
 import uuid
@@ -16,8 +17,10 @@ from .journal import Mark, Run, Usage, short_name
 from .request import ModelSpec
 from .runtime import Runtime
 from .slot import Resident
-from .telemetry import Clock
+from .telemetry import Clock, without_nan
 from .telemetry import clock as default_clock
+
+log = logging.getLogger(__name__)
 
 State = dict[str, object]
 
@@ -105,6 +108,8 @@ class Monitor:
         """One point of the curves: they hold what was looked at, since nothing is read while nobody looks."""
         devices, live = self._state["devices"], self._runtime.journal.live()
         assert isinstance(devices, list)
+        while self._samples and self._samples[-1]["at"] > self._state["at"]:  # type: ignore[operator]
+            self._samples.pop()  # the wall clock was set back: pages would take nothing new until it has caught up
         rates = [rate for run in live if (rate := run.tokens_per_s()) is not None]
         self._samples.append(
             {
@@ -160,8 +165,17 @@ class Monitor:
             "when_idle": one.spec.when_idle,
             "is_kept": self._is_kept(one.spec),
             "is_remote": info.capabilities.is_remote,
-            "servers": self._runtime.observe(one.spec) if info.capabilities.is_remote else [],
+            "servers": self._servers(one.spec) if info.capabilities.is_remote else [],
         }
+
+    def _servers(self, spec: ModelSpec) -> list[dict[str, object]]:
+        """What servers say of themselves; one that says nonsense, or is let go of just now, costs only its own row."""
+        try:
+            servers: list[dict[str, object]] = without_nan(self._runtime.observe(spec))
+            return servers
+        except Exception:
+            log.warning("the servers of %s could not be asked", spec.model, exc_info=True)
+            return []
 
     @staticmethod
     def _live(run: Run) -> State:

@@ -13,7 +13,7 @@ from . import engines
 from .collect import report_of
 from .device_memory import read as read_memory
 from .engines.base import Engine, EngineInfo, Loading, Mortal, Observable, Parkable
-from .errors import ResidentError, RuntimeClosed
+from .errors import ResidentError, RuntimeClosed, release_frames
 from .events import Event, Finished, LoadProgress
 from .journal import Journal, MarkKind, Report
 from .preflight import check_fits
@@ -90,7 +90,11 @@ class Runtime:
     ) -> Generator[Event, None, tuple[EngineInfo, Bytes]]:
         lease = yield from self._leasing(spec, settled)
         with lease as engine:
-            yield from stream(engine, requests)
+            try:
+                yield from stream(engine, requests)
+            except Exception as error:
+                release_frames(error)
+                raise
             return engine.info, engine.bytes
 
     def leasing(self, spec: ModelSpec) -> Generator[LoadProgress, None, Lease]:
@@ -105,7 +109,8 @@ class Runtime:
         slot.used_by, slot.must_leave, slot.spec, slot.asked = threading.get_ident(), False, settled, spec
         try:
             engine = yield from self._make_resident(slot)
-        except BaseException:
+        except BaseException as error:
+            release_frames(error)
             self._release(slot)
             gc.collect()
             self.room.release_cached()
@@ -219,13 +224,15 @@ class Runtime:
         try:
             slot.note_size()
             slot.last_used_at = clock()
-            if slot.must_leave:
+            leaves, slot.must_leave = slot.must_leave, False
+            if leaves:
                 self._evict_engine(slot)
             self.room.settle(slot.spec)
         finally:
-            slot.must_leave = False
             slot.used_by = None
             slot.lock.release()
+        if slot.must_leave:  # told so while this went on
+            self._with_idle(slot, self._evict_engine)
 
     def _loaded(self) -> list[Slot]:
         with self._lock:
@@ -296,6 +303,8 @@ class Runtime:
         if not isinstance(engine, Parkable):
             log.info("%s keeps no copy of its own: only the page cache still holds its files", engine.info.engine)
             return False
+        if engine.info.device == "cpu":
+            return False  # it has no other place to wait; the copies of others must not make room for that
         budget = self._host_budget(slot)
         if budget < engine.bytes.weights and not engine.info.capabilities.is_remote:
             return False
@@ -346,9 +355,10 @@ class Runtime:
         if slot.engine is None or slot.used_by == threading.get_ident():
             return 0
         if not slot.lock.acquire(timeout=UNLOAD_WAIT_S):
-            slot.must_leave = must_leave
-            log.warning("%s is in use; it %s", slot.spec.model, "leaves after that" if must_leave else "stays")
-            return 0
+            slot.must_leave = slot.must_leave or must_leave
+            if not (must_leave and slot.lock.acquire(blocking=False)):  # else its lease ended just before it was told
+                log.warning("%s is in use; it %s", slot.spec.model, "leaves after that" if must_leave else "stays")
+                return 0
         try:
             return act(slot)
         finally:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 Clock = Callable[[], float]
 clock: Clock = time.perf_counter
@@ -64,6 +66,19 @@ def percentile(values: list[float], percent: float) -> float | None:
         return None
     rank = max(1, -(-len(values) * percent // 100))
     return sorted(values)[int(rank) - 1]
+
+
+def without_nan(value: Any) -> Any:
+    """The JSON value with None for every number that JSON has no word for; what a server tells may hold such.
+
+    >>> without_nan({"a": [float("nan"), 1.5], "b": float("-inf")})
+    {'a': [None, 1.5], 'b': None}
+    """
+    if isinstance(value, dict):
+        return {key: without_nan(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [without_nan(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @dataclass(frozen=True, kw_only=True)

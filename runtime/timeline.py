@@ -34,7 +34,7 @@ def timeline_of(began: float, ended: float, marks: Sequence[Mark], runs: Sequenc
     draw.text((20, 16), f"Language models in this prompt: {length:.2f} s", fill=INK)
     _grid(draw, length)
     bars: list[tuple[str, float, float, str]] = [
-        (mark.kind, mark.at - mark.seconds, mark.at, short_name(mark.model)) for mark in marks
+        (mark.kind, mark.at - mark.seconds, mark.at, " ".join(short_name(mark.model).split())) for mark in marks
     ]
     bars += [("run", run.began_at, run.ended_at or ended, f"{run.num_tokens} tokens") for run in runs]
     for kind, start, end, label in bars:

@@ -35,6 +35,7 @@ export class MonitorData {
       this.runs = [];
     }
     this.state = state;
+    while (this.samples.at(-1)?.at > state.at) this.samples.pop(); // the server's clock was set back
     this.samples.push(...state.samples.filter((one) => one.at > (this.samples.at(-1)?.at ?? 0)));
     while (this.samples.length && this.samples[0].at < state.at - WINDOW_S) this.samples.shift();
     this.runs.push(...state.runs.filter((one) => one.number > (this.runs.at(-1)?.number ?? 0)));

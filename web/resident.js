@@ -38,6 +38,12 @@ function textOf(workflow, executionId) {
   return { key, text };
 }
 
+/** The workflow of a prompt, as its stream told it; null where it had none, as of a node that did not run. */
+function workflowOf(promptId) {
+  for (const [key, text] of texts) if (text.promptId === promptId) return key.slice(0, key.indexOf("/"));
+  return null;
+}
+
 /** Draw a text soon, wherever its node is in the workflow on screen. */
 function draw(key) {
   if (!dirty.size) requestAnimationFrame(drawAll);
@@ -46,12 +52,13 @@ function draw(key) {
 
 function drawAll() {
   const here = String(rootGraph()?.id);
-  for (const key of dirty) {
+  const keys = [...dirty];
+  dirty.clear(); // first: a fault of the page in the midst of this must not end all drawing
+  for (const key of keys) {
     const at = key.indexOf("/");
     if (key.slice(0, at) !== here) continue;
     views.get(nodeOf(key.slice(at + 1)))?.show(texts.get(key));
   }
-  dirty.clear();
 }
 
 /** Keep the last texts for a reload of this page; never in the workflow. */
@@ -90,10 +97,13 @@ function listen() {
   });
   api.addEventListener("executed", ({ detail }) => {
     const id = detail.display_node ?? detail.node;
-    const reviewed = nodeOf(id, REVIEW);
+    const workflow = workflowOf(detail.prompt_id); // another one than that on screen may run, with a node of this id
+    const isHere = workflow === null || workflow === String(rootGraph()?.id);
+    const reviewed = isHere && nodeOf(id, REVIEW);
     if (reviewed) showReview(reviewed, detail.output);
-    if (!detail.output?.text || !detail.output.report || !nodeOf(id)) return;
-    const { key, text } = textOf(null, id);
+    const isOurs = isHere ? nodeOf(id) : texts.has(`${workflow}/${id}`);
+    if (!detail.output?.text || !detail.output.report || !isOurs) return;
+    const { key, text } = textOf(workflow, id);
     text.finish(detail.output, detail.prompt_id);
     draw(key);
     store();

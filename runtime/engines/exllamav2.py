@@ -158,6 +158,10 @@ class ExLlamaV2Engine:
             return 0
         before = self.bytes.kv_cache
         self._generator.reset_page_table()
+        self._drop_kv()
+        return before
+
+    def _drop_kv(self) -> None:
         for parts in self._all_parts():
             cache = parts.cache
             cache.key_states = [None] * len(cache.key_states)
@@ -169,14 +173,17 @@ class ExLlamaV2Engine:
         self._has_kv = False
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        return before
 
     def _restore_kv(self) -> None:
         if self._has_kv:
             return
         with host_stream_kept(), translate_errors("Allocating the KV cache"), torch.inference_mode():
-            for parts in self._all_parts():
-                parts.cache.update_cache_tensors()
+            try:
+                for parts in self._all_parts():
+                    parts.cache.update_cache_tensors()
+            except BaseException:
+                self._drop_kv()  # the SDK takes a layer that got its values and no scales for a whole one
+                raise
         self._has_kv = True
 
     def _all_parts(self) -> list[Parts]:

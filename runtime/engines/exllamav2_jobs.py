@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..errors import GenerationFailed, ResidentError
+from ..errors import GenerationFailed, ResidentError, release_frames
 from ..events import Finish
 from ..prompting.detokenize import Detokenizer
 from ..request import Sampling
@@ -122,6 +122,12 @@ class Generation:
         )
         live: list[Running] = []
         is_alone = is_poisoned = False
+        for one in [
+            one for one in waiting if not one.ids
+        ]:  # the SDK refuses it by an assertion, which would end the whole batch
+            waiting.remove(one)
+            error = GenerationFailed("The prompt came to no tokens at all. Write something into it.")
+            yield one.index, FailedStep(error=error)
         try:
             while waiting or live:
                 while waiting and not (is_alone and live):
@@ -135,6 +141,7 @@ class Generation:
                     with host_stream_kept(must_wait=False), translate_errors(self.label):
                         results = self.generator.iterate()
                 except ResidentError as error:
+                    release_frames(error)
                     self._reset()
                     if len(live) == 1:
                         [failed] = live

@@ -9,6 +9,9 @@ import torch
 
 from ..request import Sampling
 
+COLDEST = 1e-30
+"""Below this the likeliest token is taken: quotients of logits would exceed fp32."""
+
 
 class Sampler:
     """Draws the tokens of one request.
@@ -30,7 +33,7 @@ class Sampler:
         sampling = self._sampling
         if sampling.repetition_penalty != 1:
             logits = self._penalise(logits)
-        if sampling.temperature == 0:
+        if sampling.temperature < COLDEST:
             token = int(logits.argmax())
         else:
             token = int(torch.multinomial(self.probabilities(logits), 1, generator=self._generator))

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ..errors import GenerationFailed, ModelLoadFailed, RuntimeClosed
+from ..errors import GenerationFailed, ModelLoadFailed, RuntimeClosed, release_frames
 from ..events import Finish, LoadProgress
 from ..prompting.prompter import Prompter
 from ..request import ModelSpec, Prompt
@@ -79,6 +79,7 @@ class TransformersEngine:
             try:
                 yield from self._answer(index, work)
             except GenerationFailed as error:
+                release_frames(error)
                 yield index, FailedStep(error=error)
             finally:
                 self._count()
@@ -168,11 +169,14 @@ class TransformersEngine:
         with torch.inference_mode(), translate_errors("probing", GenerationFailed):
             self._live.start_over()
             rows = []
-            for at in range(0, len(ids), PREFILL_CHUNK):
-                tokens = torch.tensor([ids[at : at + PREFILL_CHUNK]], device=self._plan.device)
-                rows.append(
-                    self._model(input_ids=tokens, use_cache=True, **{self._cache_name: self._live.cache}).logits[0]
-                )
+            try:
+                for at in range(0, len(ids), PREFILL_CHUNK):
+                    tokens = torch.tensor([ids[at : at + PREFILL_CHUNK]], device=self._plan.device)
+                    out = self._model(input_ids=tokens, use_cache=True, **{self._cache_name: self._live.cache})
+                    rows.append(out.logits[0])
+            except BaseException:
+                self._live.repair()
+                raise
             self._live.ids.extend(ids)
             return torch.cat(rows).float()
 

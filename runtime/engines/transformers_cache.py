@@ -210,6 +210,8 @@ class LiveCache:
     def _load(self, kept: Kept[Saved]) -> None:
         """Fill the buffers, which exist by now, from a kept prefix."""
         length = len(kept.ids)
+        self._is_torn = True
+        self.ids, self._snapshots = [], {}  # a copy that fails half way leaves nothing that could be taken for whole
         for layer, (keys, values) in zip(self._fixed, kept.value.buffers):
             layer.keys[..., :length, :] = keys
             layer.values[..., :length, :] = values

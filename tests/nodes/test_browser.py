@@ -128,6 +128,45 @@ def test_a_switch_of_the_renderer_in_the_middle_loses_nothing(page):
         page.page.evaluate(setting, page.renderer != "classic")
 
 
+def test_a_run_that_ends_while_another_workflow_is_on_screen_shows_its_text_in_its_own(page):
+    first, second = workflow("script-long"), workflow("script-quick")
+    page.load_workflow(first)
+    page.run()
+    wait_for(page, "word word word")
+
+    page.load_workflow(second)
+    while page.comfy.get("/queue")["queue_running"]:
+        page.page.wait_for_timeout(200)
+    page.page.wait_for_timeout(500)  # what the server has said arrives
+    elsewhere = shown(page)["text"]
+    page.load_workflow(first)
+
+    wait_for(page, "word " * 400 + "end")
+    wait_for(page, "first after", key="status")
+    assert elsewhere == ""
+
+
+def test_one_fault_of_the_page_while_drawing_does_not_end_the_live_text(page):
+    page.load_workflow(workflow("script-long"))
+    page.page.evaluate(
+        """() => {
+            const graph = app.rootGraph ?? app.graph, real = graph.getNodeById;
+            window.numFaults = 0;
+            graph.getNodeById = function (id) {
+                if (!new Error().stack.includes('drawAll')) return real.call(this, id);
+                delete graph.getNodeById;
+                window.numFaults += 1;
+                throw new Error('a fault of the page');
+            };
+        }"""
+    )
+
+    page.run()
+
+    wait_for(page, "word word word")
+    assert page.page.evaluate("() => window.numFaults") == 1
+
+
 def test_inside_a_subgraph_the_text_finds_its_node(page):
     page.load_workflow(workflow("script-slow"))
     wrapper = page.page.evaluate(

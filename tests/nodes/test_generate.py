@@ -44,6 +44,11 @@ def test_no_prompts_are_no_items(items):
     assert items([]) == []
 
 
+def test_an_empty_list_where_a_value_belongs_is_named(items):
+    with pytest.raises(ValueError, match=r"^seed, max_tokens is wired to a list without items"):
+        items(["a", "b"], seeds=[], max_tokens=[])
+
+
 def test_a_bad_value_names_its_item(items):
     with pytest.raises(ValueError, match=r"^Item 2 of 3: The prompt holds no user text"):
         items(["a", " ", "c"])

@@ -1,3 +1,5 @@
+import inspect
+
 import pytest
 
 from tests.nodes.ledger import pack_module
@@ -107,4 +109,27 @@ def test_a_model_to_be_kept_stays(models):
 def test_a_node_that_is_not_in_the_prompt_lets_its_model_go_at_once(models):
     models.used({"1": load()}, "7.0.1")
 
+    assert models.left == ["leaving"]
+
+
+def test_every_node_with_a_when_idle_counts_as_a_loader(pack):
+    loaders = pack("nodes.last_use").LOADERS
+
+    with_when_idle = [node for node in pack("nodes").NODES if "when_idle" in inspect.signature(node.execute).parameters]
+
+    assert loaders == {node.define_schema().node_id for node in with_when_idle}
+
+
+def test_a_model_of_exllamav2_stays_for_all_its_consumers(models):
+    prompt = {
+        "1": {"class_type": "ResidentLoadExLlamaV2", "inputs": {"model": "m", "when_idle": "release"}},
+        "2": generate("1"),
+        "3": generate("1"),
+    }
+
+    models.used(prompt, "2")
+    left_before = list(models.left)
+    models.used(prompt, "3")
+
+    assert left_before == []
     assert models.left == ["leaving"]

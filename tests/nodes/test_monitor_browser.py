@@ -124,3 +124,21 @@ def test_a_closed_panel_asks_once_after_a_run(page):
     assert 1 <= len(page.requests) <= 2
     page.open_sidebar("LLM Monitor")
     wait_for(page, ".rm-history", "script-slow")
+
+
+def test_the_curves_go_on_where_the_servers_clock_was_set_back(page):
+    samples = page.page.evaluate(
+        """async () => {
+            const [file] = (await (await fetch('/extensions')).json()).filter((one) => one.endsWith('/resident.js'));
+            const { MonitorData } = await import(file.replace('resident.js', 'monitor.mjs'));
+            const data = new MonitorData();
+            for (const at of [1000, 1001, 401, 402]) {
+                const since = Number(new URLSearchParams(data.query).get('since'));
+                const samples = [{ at, tokens_per_s: null, used: {} }].filter((one) => one.at > since);
+                data.take({ monitor: 'm', at, samples, runs: [] });
+            }
+            return data.samples.map((one) => one.at);
+        }"""
+    )
+
+    assert samples == [402]

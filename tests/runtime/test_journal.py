@@ -154,6 +154,44 @@ def test_what_is_kept_of_a_run_holds_no_text_and_no_folder():
     assert not any(word in text for word in ("secret", "answer", "hidden", "folder"))
 
 
+def test_a_run_that_is_over_keeps_neither_its_answers_nor_a_mark_of_each_token():
+    runtime = Runtime()
+    drain(runtime.generate(spec(reply="an answer " * 100), [ask()]))
+
+    [run] = runtime.journal.last_runs()
+
+    kept = repr({name: value for name, value in vars(run).items() if name != "spec"})
+    assert "an answer" not in kept
+    assert len(kept) < 3000
+
+
+def test_a_reader_that_comes_between_the_last_of_the_prefill_and_the_first_token_gets_no_rate(followed):
+    journal, _, start = followed
+    events = start([(1, Started(index=0, num_prompt_tokens=1, max_tokens=9)), (2, delta(1))])
+    next(events)
+    [run] = journal.live()
+    run._lock = BehindRelease(run._lock, lambda: next(events))
+
+    rate = run.tokens_per_s()
+
+    assert (rate, run.phase) == (None, "decode")
+
+
+class BehindRelease:
+    """A lock behind whose first release something else happens at once, as in another thread."""
+
+    def __init__(self, lock, act):
+        self._lock, self._act = lock, act
+
+    def __enter__(self):
+        return self._lock.__enter__()
+
+    def __exit__(self, *error):
+        self._lock.__exit__(*error)
+        act, self._act = self._act, lambda: None
+        act()
+
+
 def test_a_model_that_cannot_be_loaded_gives_a_failed_run_with_the_kind_of_error():
     runtime = Runtime()
     events = runtime.generate(ModelSpec(model="nowhere", engine="no-such-engine"), [ask()])

@@ -41,6 +41,18 @@ def test_the_least_recently_used_prefix_goes_first():
     assert prefixes.num_bytes == 20
 
 
+def test_a_prefix_that_had_to_go_while_it_was_in_use_stays_away():
+    prefixes = KeptPrefixes(10)
+    first, second = kept(1), kept(2)
+    prefixes.put(first)
+    prefixes.put(second)
+
+    prefixes.touch(first)
+
+    assert prefixes.longest((2, 9))[1] is second
+    assert len(prefixes) == 1
+
+
 def test_a_longer_prefix_replaces_the_one_that_it_contains():
     prefixes = KeptPrefixes(100)
     prefixes.put(kept(1, 2))

@@ -1,9 +1,14 @@
+import dataclasses
 import json
+import math
 
 import pytest
 
-from runtime import ModelSpec, Prompt, Request, Runtime
+from runtime import Collector, ModelSpec, Prompt, Request, Runtime
 from runtime.devices import DeviceState
+from runtime.engines import scripted
+from runtime.engines.base import DecodeStep
+from runtime.journal import Mark
 from runtime.monitor import Monitor, model_id
 from runtime.timeline import COLOURS, timeline_of
 
@@ -70,6 +75,16 @@ def test_many_readers_cost_one_look_and_nobody_looking_costs_none(watched):
     assert devices.num_reads == 2
 
 
+def test_after_the_wall_clock_was_set_back_the_samples_go_on_from_there():
+    wall, now = [1000.0], [0.0]
+    monitor = Monitor(Runtime(), devices=Devices(), clock=lambda: now[0], wall=lambda: wall[0])
+
+    for now[0], wall[0] in ((0.0, 1000.0), (1.0, 1001.0), (2.0, 401.0), (3.0, 402.0)):
+        state = monitor.read()
+
+    assert [one["at"] for one in state["samples"]] == [401.0, 402.0]
+
+
 def test_what_came_or_went_is_told_at_once(watched):
     runtime, monitor, _, _ = watched
     before = monitor.read()
@@ -105,6 +120,58 @@ def test_the_state_is_json_without_texts_and_folders(watched):
     assert not any(word in text for word in ("secret", "word", "folder"))
 
 
+class TellsNoNumbers(scripted.ScriptedEngine):
+    """A server whose figures and timings are no numbers."""
+
+    def __init__(self, spec):
+        super().__init__(spec)
+        capabilities = dataclasses.replace(self.info.capabilities, is_remote=True)
+        self.info = dataclasses.replace(self.info, capabilities=capabilities)
+
+    def generate(self, batch):
+        for index, step in super().generate(batch):
+            if isinstance(step, DecodeStep) and step.finish:
+                step = dataclasses.replace(step, details={"server_timings": {"rate": math.inf, "n": [math.nan, 3]}})
+            yield index, step
+
+    def observe(self):
+        return [{"title": "server", "kv_usage": math.nan, "num_running": 2.0}]
+
+
+def test_numbers_that_are_none_reach_neither_page_nor_report():
+    def load(one):
+        yield from ()
+        return TellsNoNumbers(one)
+
+    runtime, request = Runtime(load=load), Request(prompt=Prompt.of("hello"))
+    collector = Collector(spec(), [request])
+    [result] = collector.results(*collector.drain(runtime.generate(spec(), [request])))
+
+    state = Monitor(runtime, devices=Devices()).read()
+
+    assert result.report["server_timings"] == {"rate": None, "n": [None, 3]}
+    assert state["models"][0]["servers"] == [{"title": "server", "kv_usage": None, "num_running": 2.0}]
+    json.dumps([state, result.report], allow_nan=False)
+
+
+def test_a_server_that_cannot_be_asked_costs_only_its_own_row(caplog):
+    class Mute(TellsNoNumbers):
+        def observe(self):
+            raise ValueError("no number: 'e'")
+
+    def load(one):
+        yield from ()
+        return Mute(one)
+
+    runtime = Runtime(load=load)
+    generate(runtime, spec())
+
+    state = Monitor(runtime, devices=Devices()).read()
+
+    assert [(one["name"], one["servers"]) for one in state["models"]] == [("m", [])]
+    assert "could not be asked" in caplog.text and "no number" in caplog.text
+
+
 def test_a_model_is_found_by_the_id_that_was_told_and_by_no_other(watched):
     runtime, monitor, _, _ = watched
     generate(runtime, spec("kept"))
@@ -135,3 +202,9 @@ def test_the_timeline_draws_each_kind_in_its_colour():
 
 def test_a_prompt_without_our_models_gives_an_empty_timeline():
     assert timeline_of(1.0, 1.0, [], []).size == (960, 400)
+
+
+def test_a_name_of_two_lines_is_drawn_as_one():
+    mark = Mark(kind="load", model="a server/of\nmine", at=0.5, seconds=0.1, num_bytes=1, held_bytes=1)
+
+    assert timeline_of(0.0, 1.0, [mark], []).size == (960, 400)

@@ -1,6 +1,9 @@
+import dataclasses
 import itertools
 import logging
 import threading
+import traceback
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -238,6 +241,74 @@ def test_an_eviction_during_use_happens_when_the_lease_ends(monkeypatch, caplog)
     assert "is in use; it leaves after that" in caplog.text
 
 
+def test_an_unload_that_finds_it_in_use_does_not_take_an_eviction_back(monkeypatch):
+    monkeypatch.setattr("runtime.runtime.UNLOAD_WAIT_S", 0.01)
+    runtime = parkable([])
+
+    with runtime.lease(spec()):
+        for act in (runtime.evict, runtime.unload):
+            other = threading.Thread(target=act)
+            other.start()
+            other.join()
+
+    assert runtime.device_bytes(spec()) == 0
+
+
+def test_an_eviction_that_gives_up_waiting_just_when_the_lease_ends_happens():
+    made = []
+    runtime = parkable(made)
+    use(runtime, spec())
+    [slot] = runtime._slots.values()
+    slot.lock = FreeJustTooLate()
+
+    freed = runtime.evict()
+
+    assert (freed, runtime.device_bytes(spec()), slot.lock.is_held) == (UNIT + 100, 0, False)
+
+
+def test_an_eviction_that_comes_while_a_lease_is_given_back_happens(monkeypatch):
+    monkeypatch.setattr("runtime.runtime.UNLOAD_WAIT_S", 0.01)
+    room = Room()
+    runtime = parkable([], room)
+
+    def settle(_):
+        other = threading.Thread(target=runtime.evict)
+        other.start()
+        other.join()
+
+    room.settle = settle
+    use(runtime, spec())
+
+    assert runtime.device_bytes(spec()) == 0
+
+
+class FreeJustTooLate:
+    """A lock that nobody gets who waits for it, and that is free right after that."""
+
+    is_held = False
+
+    def acquire(self, blocking=True, timeout=-1):
+        self.is_held = not blocking
+        return self.is_held
+
+    def release(self):
+        self.is_held = False
+
+
+def test_a_model_on_the_cpu_that_leaves_costs_no_other_its_copy():
+    made = []
+    runtime = parkable(made)
+    use(runtime, spec("gpu", host_copy_bytes=UNIT))
+    runtime.evict()
+    use(runtime, spec("cpu", host_copy_bytes=UNIT))
+    made[1].info = dataclasses.replace(made[1].info, device="cpu")
+    made[1].park = lambda max_bytes: False
+
+    runtime.evict(spec("cpu"))
+
+    assert [engine.is_closed for engine in made] == [False, True]
+
+
 def test_one_model_with_other_options_replaces_the_first_and_says_why(caplog):
     caplog.set_level(logging.INFO)
     made = []
@@ -282,6 +353,59 @@ def test_a_load_that_is_cancelled_leaves_nothing_and_the_next_one_works():
     assert runtime.num_loads() == 0
     assert list(runtime.generate(one, [ask()]))
     assert runtime.num_loads(one) == 1
+
+
+class Tensor:
+    """Stands for memory; what watches it tells whether it is still held."""
+
+
+def test_an_error_that_is_kept_holds_nothing_of_a_load_that_failed():
+    watched = []
+
+    def fill():
+        weights = Tensor()
+        watched.append(weakref.ref(weights))
+        raise RuntimeError("full")
+
+    def load(one):
+        yield from ()
+        half = Tensor()
+        watched.append(weakref.ref(half))
+        try:
+            fill()
+        except RuntimeError as error:
+            raise OutOfMemory("no room") from error
+
+    runtime = Runtime(load=load, room=Room())
+
+    with pytest.raises(OutOfMemory) as raised:
+        use(runtime, spec())
+
+    assert [one() for one in watched] == [None, None]
+    assert "fill()" in "".join(traceback.format_exception(raised.value))
+
+
+def test_an_error_that_is_kept_holds_nothing_of_a_generation_that_failed():
+    watched = []
+
+    class Failing(scripted.ScriptedEngine):
+        def generate(self, batch):
+            yield from ()
+            activations = Tensor()
+            watched.append(weakref.ref(activations))
+            raise OutOfMemory("no room")
+
+    def load(one):
+        yield from ()
+        return Failing(one)
+
+    runtime = Runtime(load=load, room=Room())
+
+    with pytest.raises(OutOfMemory) as raised:
+        list(runtime.generate(script(), [ask()]))
+
+    assert raised.value
+    assert [one() for one in watched] == [None]
 
 
 def test_five_users_ten_times_load_once():

@@ -94,3 +94,10 @@ def test_global_random_states_are_neither_read_nor_changed():
     assert drawn() == first
     assert torch.equal(before[0], after[0])
     assert before[1:] == after[1:]
+
+
+@pytest.mark.parametrize("temperature", [1e-30, 1e-38, 1e-50])
+def test_a_temperature_next_to_nothing_is_greedy(temperature):
+    sampler = Sampler(Sampling(temperature=temperature), 0, PROMPT, torch.device("cpu"))
+
+    assert sampler.draw(torch.arange(float(VOCAB))) == VOCAB - 1

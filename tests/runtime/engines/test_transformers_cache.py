@@ -1,4 +1,5 @@
 import random
+import weakref
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -6,7 +7,8 @@ from hypothesis import strategies as st
 
 from runtime import GREEDY, ModelSpec, Prompt
 from runtime.engines import load
-from runtime.engines.base import DecodeStep, PrefillStep, Work
+from runtime.engines.base import DecodeStep, FailedStep, PrefillStep, Work
+from runtime.errors import GenerationFailed
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -170,3 +172,71 @@ def test_a_pass_that_fails_half_way_leaves_the_cache_whole(engines, monkeypatch)
     assert "kernel broke" in str(step.error)
 
     assert run(warm, text + "more")[0] == cold(plain, text + "more")
+
+
+def test_long_prompts_that_take_turns_need_room_for_one_of_them_only(tiny):
+    plain = loaded(tiny("llama"))
+    texts = [f"{word} " * 30 for word in ("alpha", "beta")]
+    run(plain, texts[0])
+    run(plain, texts[1])
+    engine = loaded(tiny("llama"), prefix_bytes=plain.bytes.host_copy * 3 // 2)
+
+    for text in texts * 3:
+        assert run(engine, text)[0] == cold(plain, text)
+
+
+def test_a_copy_back_that_fails_half_way_leaves_the_cache_whole(engines):
+    warm, plain = engines
+    texts = [f"{word} " * 30 for word in ("delta", "omega")]
+    wanted = [cold(plain, text) for text in texts]
+    for text in texts:
+        run(warm, text)
+    last = warm._live._kept._kept[-1].value.buffers
+    last[-1] = (last[-1][0][..., :1, :].expand(3, -1, 7, -1), last[-1][1])
+
+    work = Work(encoded=warm.encode(Prompt.of(texts[0])), sampling=GREEDY, max_tokens=4, seed=0)
+    [(_, step)] = warm.generate([work])
+    assert isinstance(step, FailedStep)
+    warm._live.forget()
+
+    assert [run(warm, text)[0] for text in reversed(texts)] == wanted[::-1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_probe_of_the_logits_that_fails_leaves_no_trace(tiny, monkeypatch, kind):
+    engine = loaded(tiny(kind))
+    wanted = run(engine, "after a probe")[0]
+    ids = engine.encode(Prompt.of("something else " * 40)).token_ids
+    last = engine._model.model.layers[-1]
+
+    def fail(*_args, **_options):
+        raise RuntimeError("kernel broke")
+
+    with monkeypatch.context() as patch, pytest.raises(GenerationFailed):
+        patch.setattr(last, "forward", fail)
+        engine.logits(ids)
+
+    assert run(engine, "after a probe")[0] == wanted
+
+
+def test_an_item_that_failed_holds_no_tensor_while_the_next_one_runs(tiny, monkeypatch):
+    engine, watched = loaded(tiny("llama")), []
+    last = engine._model.model.layers[-1]
+
+    def fail(states, *_args, **_options):
+        activations = states + 1
+        watched.append(weakref.ref(activations))
+        raise RuntimeError("kernel broke")
+
+    batch = [
+        Work(encoded=engine.encode(Prompt.of(text)), sampling=GREEDY, max_tokens=2, seed=0) for text in ("one", "two")
+    ]
+    steps = engine.generate(batch)
+    with monkeypatch.context() as patch:
+        patch.setattr(last, "forward", fail)
+        _, failed = next(steps)
+
+    index, _ = next(steps)
+
+    assert (index, isinstance(failed, FailedStep)) == (1, True)
+    assert [one() for one in watched] == [None]

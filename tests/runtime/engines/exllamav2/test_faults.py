@@ -1,5 +1,7 @@
 """Requests that fail alone."""
 
+from dataclasses import replace
+
 from runtime.engines.base import FailedStep
 from runtime.errors import GenerationFailed
 from tests.runtime.engines import exllamav2_cpu as cpu
@@ -44,3 +46,15 @@ def test_a_forward_pass_that_fails_costs_only_the_request_that_fails_alone(open_
     assert isinstance(out[1][0].error, GenerationFailed)
     assert "illegal memory access" in str(out[1][0].error)
     assert free_pages(engine) == engine._generator.max_pages
+
+
+def test_a_prompt_of_no_tokens_fails_alone(open_engine):
+    engine = open_engine()
+    whole = work(engine, PROMPT)
+    empty = replace(whole, encoded=replace(whole.encoded, token_ids=()))
+
+    out = run(engine, empty, whole)
+
+    assert [type(step) for step in out[0]] == [FailedStep]
+    assert isinstance(out[0][0].error, GenerationFailed)
+    assert ids_of(out[1]) == cpu.manual(PROMPT, 16)

@@ -1,11 +1,13 @@
 """What the cache keeps, what it holds, and how it is given back."""
 
 import pytest
+import torch
 
 from runtime import ModelSpec
 from runtime.engines import exllamav2
+from runtime.errors import OutOfMemory
 from tests.runtime.engines import exllamav2_cpu as cpu
-from tests.runtime.engines.exllamav2.asking import LONG, ids_of, run, work
+from tests.runtime.engines.exllamav2.asking import LONG, PROMPT, ids_of, run, work
 
 
 def test_a_prefix_is_reused_across_runs_and_reported(open_engine):
@@ -33,6 +35,25 @@ def test_trimming_gives_the_kv_cache_back_and_the_next_request_gets_it_again(ope
     assert ids_of(steps) == cpu.manual(LONG, 16)
     assert steps[-1].details["num_cached_tokens"] == 0
     assert engine.bytes == before
+
+
+def test_a_kv_cache_that_finds_no_room_holds_nothing_and_comes_back_whole_later(open_engine, monkeypatch):
+    engine = open_engine()
+    engine.trim(1)
+    cache = engine._parts.cache
+
+    def half():
+        cache.key_states[0] = torch.zeros(1)
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    with monkeypatch.context() as patch, pytest.raises(OutOfMemory, match="Allocating the KV cache"):
+        patch.setattr(cache, "update_cache_tensors", half)
+        run(engine, work(engine, PROMPT))
+    left = [one for one in [*cache.key_states, *cache.value_states] if one is not None]
+    [steps] = run(engine, work(engine, PROMPT)).values()
+
+    assert left == []
+    assert ids_of(steps) == cpu.manual(PROMPT, 16)
 
 
 @pytest.mark.parametrize("kv_cache", ["fp16", "q8", "q6", "q4"])
