@@ -78,7 +78,7 @@ def lay_out(tree: Path, model: Path) -> Path:
         place_model(one, tree / "models" / "LLM")
     (tree / "models" / "checkpoints").mkdir(parents=True, exist_ok=True)
     write_checkpoint(tree / "models" / "checkpoints")
-    with ComfyUI(tree, packs={}) as comfy:
+    with ComfyUI(tree, packs={}, root=tree) as comfy:
         info: Info = comfy.get("/object_info")
     ours = [name for name, one in info.items() if str(one["python_module"]).endswith(f".{PACK_NAME}")]
     (pack / "names.py").write_text(f"NODE_CLASS_MAPPINGS = {dict.fromkeys(ours)}\n", encoding="utf-8")
@@ -127,10 +127,10 @@ def run(model: Path) -> int:
     pack = lay_out(PLACE / "ComfyUI", model)
     python = make_python(PLACE / "venv")
     env = {**os.environ, **lend_chromium(python, PLACE / "browsers"), "COMFY_TEST_LOGS_DIR": str(logs)}
-    with ComfyUI(PLACE / "ComfyUI", packs={}) as comfy:
+    with ComfyUI(PLACE / "ComfyUI", packs={}, root=PLACE / "ComfyUI") as comfy:
         (logs / "server.log").symlink_to(comfy.log_path)
         return subprocess.run(
-            [python, "-m", "comfy_test.cli", "run", "--server-url", comfy.url], cwd=pack, env=env
+            [python.parent / "comfy-test", "run", "--server-url", comfy.url], cwd=pack, env=env
         ).returncode
 
 

@@ -371,8 +371,9 @@ def get_a_model() -> Workflow:
         [
             Node("download", "ResidentDownload", {"repo": FIRST_MODEL}),
             Node("name", "PreviewAny", {"source": Link("download", "model")}, title="Its name in Load LLM"),
+            sampling(),
         ],
-        [prompt, sampling()],
+        [prompt],
         [generate(llm="download", max_tokens=60, seed=42)],
     ]
     return Workflow("12-get-a-model", [about, Group("Fetch once, then write", columns, LLM_COLOR)])

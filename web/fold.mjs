@@ -16,9 +16,30 @@ function isInUse(node, settings) {
   );
 }
 
+/**
+ * The classic renderer (1.32 to 1.58) lays out what it does not draw: give a folded widget no height, which is -4 for what
+ * it adds, and its socket a place where no link can be dropped.
+ */
+function leaveNoRoom(node, widget) {
+  let { computeSize, y } = widget;
+  const as = { configurable: true, enumerable: true };
+  Object.defineProperties(widget, {
+    computeSize: {
+      ...as,
+      get: () => (node.showAdvanced ? computeSize : () => [0, -4]),
+      set: (other) => (computeSize = other),
+    },
+    y: { ...as, get: () => (node.showAdvanced ? y : -10_000), set: (other) => (y = other) },
+  });
+}
+
 /** Fold a new node's settings away; what a saved workflow uses of them unfolds it. */
 export function fold(node, advanced, say) {
-  for (const widget of node.widgets ?? []) if (advanced.has(widget.name)) widget.advanced = true;
+  for (const widget of node.widgets ?? []) {
+    if (!advanced.has(widget.name)) continue;
+    widget.advanced = true;
+    leaveNoRoom(node, widget);
+  }
   const settings = new Map([...advanced].filter(([name]) => !OF_THE_PAGE.has(name)));
   if (settings.size) {
     const button = node.addWidget("button", "more", null, () => toggle(node), { serialize: false, canvasOnly: true });

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 
 import pytest
 
@@ -28,6 +29,17 @@ CLICK_AT = """(type) => {
 HEIGHT = "(type) => app.graph.nodes.find((node) => node.type === type).size[1]"
 LABEL = """(type) => app.graph.nodes.find((node) => node.type === type).widgets
     .find((widget) => widget.name === 'more').label"""
+LAYOUT = """(type) => {
+    const node = app.graph.nodes.find((node) => node.type === type);
+    app.canvas.draw(true, true);
+    const widgets = node.widgets.filter((widget) => node.isWidgetVisible(widget));
+    const sockets = widgets.map((widget) => node.inputs.findIndex((input) => input.widget?.name === widget.name));
+    return {
+        tops: widgets.map((widget) => widget.last_y),
+        hits: sockets.filter((at) => at >= 0)
+            .map((at) => [node.inputs[at].name, node.getInputOnPos(node.getInputPos(at))?.name]),
+    };
+}"""
 VALUES = "() => Object.fromEntries(app.graph.serialize().nodes.map((node) => [node.id, node.widgets_values]))"
 QUEUED = "async () => (await app.graphToPrompt()).output"
 
@@ -75,6 +87,18 @@ def test_a_click_shows_all_and_another_folds_them_and_no_value_moves(page):
     assert (label, other_label) == ("more settings", "fewer settings")
     assert "dtype" not in page.page.evaluate(VISIBLE, "ResidentLoadLLM")
     assert before == between == [page.page.evaluate(one) for one in (VALUES, QUEUED)]
+
+
+def test_what_is_folded_leaves_no_gap_and_catches_no_link(page):
+    page.drop_workflow(WORKFLOW)
+    page.page.evaluate("() => app.extensionManager.command.execute('Comfy.Canvas.FitView')")
+    page.page.wait_for_timeout(700)
+
+    layout = page.page.evaluate(LAYOUT, "ResidentLoadLLM")
+
+    steps = [below - above for above, below in itertools.pairwise(layout["tops"])]
+    assert len(steps) == 4 and max(steps) < 30
+    assert len(layout["hits"]) == 4 and all(wanted == hit for wanted, hit in layout["hits"])
 
 
 def test_a_setting_in_use_is_never_hidden(page):

@@ -16,7 +16,8 @@ PART = """(name) => [...document.querySelectorAll(`.resident-monitor ${name}`)].
 BYTES = """() => Object.fromEntries([...document.querySelectorAll('.rm-legend [data-part]')]
     .map((one) => [one.dataset.part, +one.dataset.bytes]))"""
 TAB_PARTS = """() => {
-    const tab = document.querySelector('.resident-llm-monitor-tab-button, [data-testid=resident-llm-monitor-tab-button]');
+    const name = 'resident-llm-monitor-tab-button';
+    const tab = document.querySelector(`.${name}, [data-testid=${name}]`);
     const found = {
         icon: tab.querySelector('.side-bar-button-icon'),
         badge: tab.querySelector('.p-badge, .sidebar-icon-badge'),
