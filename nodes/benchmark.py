@@ -39,7 +39,9 @@ class Benchmark(io.ComfyNode):
                     "output_tokens", default=32, min=4, max=4096, tooltip="Tokens that each answer has, exactly."
                 ),
                 io.Int.Input("repeats", default=3, min=1, max=100, tooltip="Counted runs of each row."),
-                io.Int.Input("warmup", default=1, min=0, max=10, tooltip="Runs before them that are not counted."),
+                advanced(
+                    io.Int.Input("warmup", default=1, min=0, max=10, tooltip="Runs before them that are not counted.")
+                ),
                 io.String.Input("batch_sizes", default="1", tooltip="Requests at once, separated by commas."),
                 io.String.Input(
                     "kv_caches",

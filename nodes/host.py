@@ -43,11 +43,12 @@ def runtime() -> Runtime:
     return residency.enter(get(), _notify)
 
 
-def _notify(text: str) -> None:
+def _notify(kind: str, values: dict[str, str]) -> None:
     """Tell the browser that owns the running prompt, and no other."""
     server = PromptServer.instance
     if server.client_id is not None:
-        server.send_sync(NOTICE_EVENT, {"text": text}, server.client_id)
+        text = residency.NOTICES[kind].format(**values)
+        server.send_sync(NOTICE_EVENT, {"kind": kind, "values": values, "text": text}, server.client_id)
 
 
 _last_use = LastUse(lambda spec: runtime().evict(spec))

@@ -64,11 +64,13 @@ class LoadLLM(io.ComfyNode):
                     "Refresh the page after adding one.",
                 ),
                 io.Combo.Input("engine", options=engines, default="auto", tooltip=engine_tooltip),
-                io.Combo.Input(
-                    "device",
-                    options=host.devices(),
-                    default="auto",
-                    tooltip="Where the model runs; auto is ComfyUI's own device.",
+                advanced(
+                    io.Combo.Input(
+                        "device",
+                        options=host.devices(),
+                        default="auto",
+                        tooltip="Where the model runs; auto is ComfyUI's own device.",
+                    )
                 ),
                 advanced(
                     io.Combo.Input(

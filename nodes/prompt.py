@@ -68,21 +68,25 @@ class LLMPrompt(io.ComfyNode):
                     optional=True,
                     tooltip="Whether the model thinks first, if it can. auto is what the model was made for.",
                 ),
-                io.String.Input(
-                    "answer_prefix",
-                    default="",
-                    optional=True,
-                    tooltip="How the answer begins: the model goes on from here. It is not repeated in the text.",
+                advanced(
+                    io.String.Input(
+                        "answer_prefix",
+                        default="",
+                        optional=True,
+                        tooltip="How the answer begins: the model goes on from here. It is not repeated in the text.",
+                    )
                 ),
-                io.String.Input(
-                    "stop_strings",
-                    multiline=True,
-                    default="",
-                    optional=True,
-                    dynamic_prompts=False,
-                    placeholder="stop strings, one per line",
-                    tooltip="The answer ends before any of these. One per line; \\n and \\t are line end and tab. "
-                    "The model's own end tokens always end it.",
+                advanced(
+                    io.String.Input(
+                        "stop_strings",
+                        multiline=True,
+                        default="",
+                        optional=True,
+                        dynamic_prompts=False,
+                        placeholder="stop strings, one per line",
+                        tooltip="The answer ends before any of these. One per line; \\n and \\t are line end and tab. "
+                        "The model's own end tokens always end it.",
+                    )
                 ),
                 advanced(
                     io.Combo.Input(

@@ -29,11 +29,17 @@ RESIDUE_BYTES = 300_000_000
 """How much less than our ledger the device may count as freed before the log warns: contexts and workspaces stay."""
 
 
-Notify = Callable[[str], None]
-"""Tells the user a sentence."""
+NOTICES = {
+    "made_room": "{name} made room on {device}: {size}. It returns when needed.",
+    "is_back": "{name} is back on {device}: {size}.",
+}
+"""What the user is told, in English; the page has the same in its own language, from locales/."""
+
+Notify = Callable[[str, dict[str, str]], None]
+"""Tells the user what happened: a name of NOTICES, and its values."""
 
 
-def _silent(text: str) -> None:
+def _silent(kind: str, values: dict[str, str]) -> None:
     pass
 
 
@@ -70,11 +76,11 @@ class LedgerEntry:
         """Say that the model is back, if ComfyUI had taken it off the device and it was needed again."""
         if self._is_away and (held := self.loaded_size()):
             self._is_away = False
-            self._notify(f"{self._name} is back on {self.load_device}: {format_bytes(held)}.")
+            self._notify("is_back", self._values(held))
 
-    @property
-    def _name(self) -> str:
-        return os.path.basename(self._spec.model) or self._spec.model
+    def _values(self, num_bytes: int) -> dict[str, str]:
+        name = os.path.basename(self._spec.model) or self._spec.model
+        return {"name": name, "device": str(self.load_device), "size": format_bytes(num_bytes)}
 
     def model_size(self) -> int:
         """Bytes when fully loaded: weights, KV cache, captured state and scratch."""
@@ -149,9 +155,7 @@ class LedgerEntry:
         name, freed = self._spec.model, held - left
         if freed > 0:
             self._is_away = True
-            self._notify(
-                f"{self._name} made room on {self.load_device}: {format_bytes(freed)}. It returns when needed."
-            )
+            self._notify("made_room", self._values(freed))
         if before is None or after is None:
             log.info("ComfyUI took %s off %s: %s", name, self.load_device, format_bytes(freed))
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 from comfy_api.latest import io
 
 from ..runtime import Sampling
-from .schema import schema
+from .schema import advanced, schema
 from .types import SAMPLING
 
 
@@ -38,17 +38,25 @@ class LLMSampling(io.ComfyNode):
                     round=0.001,
                     tooltip="Only the likeliest tokens that together have this probability. 1 is off.",
                 ),
-                io.Int.Input(
-                    "top_k", default=0, min=0, max=100000, tooltip="Only this many of the likeliest tokens. 0 is off."
+                advanced(
+                    io.Int.Input(
+                        "top_k",
+                        default=0,
+                        min=0,
+                        max=100000,
+                        tooltip="Only this many of the likeliest tokens. 0 is off.",
+                    )
                 ),
-                io.Float.Input(
-                    "min_p",
-                    default=0.0,
-                    min=0.0,
-                    max=1.0,
-                    step=0.01,
-                    round=0.001,
-                    tooltip="Only tokens at least this likely, relative to the likeliest one. 0 is off.",
+                advanced(
+                    io.Float.Input(
+                        "min_p",
+                        default=0.0,
+                        min=0.0,
+                        max=1.0,
+                        step=0.01,
+                        round=0.001,
+                        tooltip="Only tokens at least this likely, relative to the likeliest one. 0 is off.",
+                    )
                 ),
                 io.Float.Input(
                     "repetition_penalty",

@@ -19,6 +19,6 @@ def schema(**fields: Any) -> io.Schema:
 
 
 def advanced(one: io.Input) -> io.Input:
-    """The same input, folded away by front ends that can do so."""
+    """The same input, folded away until it is wanted: by the page where it can, else by web/fold.mjs."""
     one.extra_dict = {**(one.extra_dict or {}), "advanced": True}
     return one

@@ -10,6 +10,8 @@ import pytest
 
 from tests.host.comfy import ComfyUI
 from tools.chromium import find_chromium
+from tools.fault import Fault
+from tools.frontend import frontend
 from tools.model import GGUF, MODELS
 from tools.model import NAME as MODEL_NAME
 
@@ -75,6 +77,15 @@ def comfy_with(
     finally:
         for server in servers.values():
             server.stop()
+
+
+@pytest.fixture(scope="session")
+def newest_comfy(comfy_with: Callable[..., ComfyUI]) -> ComfyUI:
+    """The shared server with the newest page that can be had."""
+    try:
+        return comfy_with("--front-end-root", str(frontend()))
+    except Fault as fault:
+        pytest.skip(str(fault))
 
 
 @pytest.fixture

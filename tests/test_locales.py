@@ -78,6 +78,30 @@ def test_each_category_and_socket_type_of_the_code_has_a_text():
     assert f'CATEGORY = "{next(iter(main["nodeCategories"]))}"' in (ROOT / "nodes" / "schema.py").read_text()
 
 
+def test_what_the_page_says_by_itself_is_the_english_text_and_what_it_is_told_is_the_servers():
+    said = read("en", "main.json")["residentLlm"]
+    page = (ROOT / "web" / "words.mjs").read_text(encoding="utf-8")
+    residency = ast.parse((ROOT / "nodes" / "residency.py").read_text(encoding="utf-8"))
+    (notices,) = [
+        ast.literal_eval(one.value)
+        for one in residency.body
+        if isinstance(one, ast.Assign) and one.targets[0].id == "NOTICES"
+    ]
+
+    english = re.search(r"const ENGLISH = \{\n(.*?)\n\};", page, flags=re.DOTALL)[1]
+
+    assert {"notices": notices, **dict(re.findall(r'(\w+): "([^"]*)"', english))} == said
+    code = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "web").glob("*.*js"))
+    assert set(re.findall(r'\bsay\("(\w+)"', code)) <= set(said)
+
+
+def test_a_translated_notice_has_the_same_values_in_it():
+    english, chinese = (read(language, "main.json")["residentLlm"]["notices"] for language in LANGUAGES)
+
+    for kind, text in english.items():
+        assert sorted(re.findall(r"\{(\w+)\}", chinese[kind])) == sorted(re.findall(r"\{(\w+)\}", text)), kind
+
+
 def test_the_page_has_no_setting_and_no_command_without_a_text():
     code = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "web").glob("*.*js"))
 

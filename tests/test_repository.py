@@ -8,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pathspec
 import pytest
 import yaml
 
@@ -18,6 +17,7 @@ else:
     import tomli as tomllib
 
 from runtime.engines import ENGINES
+from tools.comfy_test import published
 
 ROOT = Path(__file__).resolve().parent.parent
 REGISTRIES = [r"pypi\.org", r"pythonhosted\.org", r"npmjs\.(org|com)", r"deb\.debian\.org", r"download\.pytorch\.org"]
@@ -27,13 +27,6 @@ MACHINE_PATH = r"(?<![\w.\-/])/(work|root|opt|tmp)/\w"
 def tracked() -> list[Path]:
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     return [ROOT / name for name in listed.split("\0") if name and (ROOT / name).exists()]
-
-
-def published() -> set[str]:
-    """The files that go to the registry: the tracked ones less those that .comfyignore names."""
-    ignored = pathspec.GitIgnoreSpec.from_lines((ROOT / ".comfyignore").read_text().splitlines())
-    names = [path.relative_to(ROOT).as_posix() for path in tracked()]
-    return {name for name in names if not ignored.match_file(name)}
 
 
 def library() -> list[Path]:
@@ -48,7 +41,7 @@ def test_requirements_equal_the_dependencies_of_the_package():
 
 
 def test_the_published_pack_holds_the_pack_and_none_of_the_workshop():
-    names = published()
+    names = set(published())
 
     assert {"__init__.py", "pyproject.toml", "requirements.txt", "LICENSE", "runtime/__init__.py"} <= names
     assert {path.relative_to(ROOT).as_posix() for path in library()} <= names
@@ -64,6 +57,12 @@ def test_library_code_is_ascii_and_keeps_to_python_3_10(path: Path):
     source = path.read_text(encoding="ascii")
 
     ast.parse(source, feature_version=(3, 10))
+
+
+def test_no_python_file_breaks_on_the_windows_code_page():
+    for path in tracked():
+        if path.suffix == ".py":
+            path.read_text(encoding="utf-8").encode("cp1252")
 
 
 def test_no_file_names_a_place_on_somebodys_machine_or_a_registrys_host():
@@ -112,6 +111,20 @@ def test_the_registrys_fields_are_as_it_wants_them():
     assert all(re.fullmatch(r"[<>=!~]*\d+\.\d+\.\d+", part) for part in comfy["requires-comfyui"].split(","))
     assert comfy["PublisherId"] and comfy["DisplayName"]
     assert f"## {project['project']['version']}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_what_only_the_publisher_can_fill_in_is_listed_and_the_icon_is_as_the_registry_wants_it():
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    section = text.partition("## Before the first release")[2]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    there = {**project["project"].get("urls", {}), **project["tool"]["comfy"]}
+
+    for field in ("Repository", "Icon", "Banner"):
+        assert field in there or f"`{field}`" in section, field
+    assert "`PublisherId`" in section and "`REGISTRY_ACCESS_TOKEN`" in section
+    header = (ROOT / "docs" / "img" / "icon.png").read_bytes()[:24]
+    width, height = int.from_bytes(header[16:20], "big"), int.from_bytes(header[20:24], "big")
+    assert header[:8] == b"\x89PNG\r\n\x1a\n" and width == height <= 400
 
 
 def test_every_engines_extra_names_an_engine_that_there_is():

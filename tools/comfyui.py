@@ -122,6 +122,7 @@ class ComfyUI:
     extra_args: more of ComfyUI's flags, such as ["--cache-none"]
     is_on_cpu:  false leaves the choice of the device to ComfyUI
     settings:   front-end settings of the default user, such as {"Comfy.VueNodes.Enabled": True}
+    root:       a staged ComfyUI to run; that of this environment if not given
     """
 
     def __init__(
@@ -136,6 +137,7 @@ class ComfyUI:
         port: int | None = None,
         is_on_cpu: bool = True,
         start_timeout_s: float = 240.0,
+        root: Path | None = None,
     ) -> None:
         self.base = Path(base).resolve()
         self.packs = {PACK_NAME: ROOT} if packs is None else dict(packs)
@@ -147,13 +149,14 @@ class ComfyUI:
         self.port = port or free_port()
         self.url = f"http://{HOST}:{self.port}"
         self.start_timeout_s = start_timeout_s
+        self.root = root
         self.log_path = self.base / "comfyui.log"
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> ComfyUI:
         """Start the process and wait until it answers; raises Fault with the end of its log if it does not."""
         self._fill_base()
-        root = stage(find_comfyui())
+        root = self.root or stage(find_comfyui())
         command = [
             *(os.environ.get("COMFYUI_PYTHON", sys.executable), str(root / "main.py")),
             *("--listen", HOST, "--port", str(self.port)),

@@ -108,8 +108,28 @@ def _default(options: Mapping[str, Any]) -> Any:
     return options.get("min", "")
 
 
-def size_of(info: Info, node: Node) -> tuple[int, int]:
-    """Width and height that hold the node's sockets and widgets in both renderers of the page."""
+def _is_ours(info: Info, node_type: str) -> bool:
+    return node_type in info and str(info[node_type]["python_module"]).startswith("custom_nodes.")
+
+
+def folded_of(info: Info, node_type: str) -> dict[str, dict[str, Any]]:
+    """The options, by name, of the widgets that the page folds away; see web/fold.mjs."""
+    if not _is_ours(info, node_type):
+        return {}
+    return {name: options for name, options in widgets_of(info, node_type) if options.get("advanced")}
+
+
+def is_unfolded(info: Info, node: Node) -> bool:
+    """Whether one of those is in use: then the page shows all of them."""
+    folded = folded_of(info, node.type)
+    return any(name in folded and value != _default(folded[name]) for name, value in node.values.items())
+
+
+def size_of(info: Info, node: Node, *, is_folded: bool = False) -> tuple[int, int]:
+    """Width and height that hold the node's sockets and widgets in both renderers of the page.
+
+    is_folded: without the settings that the page folds away; the room for them is kept, below the node
+    """
     if node.height:
         return node.width, node.height
     if node.type in NOTES:
@@ -117,8 +137,11 @@ def size_of(info: Info, node: Node) -> tuple[int, int]:
         return node.width, 60 + 18 * lines
     sockets = [one for one in inputs_of(info, node.type) if not is_widget(one[1], one[2])]
     height = 24 * max(len(sockets), len(info[node.type]["output"])) + 20
-    for _, options in widgets_of(info, node.type):
-        height += TEXT_BOX if options.get("multiline") else LINE
+    folded = folded_of(info, node.type)
+    for name, options in widgets_of(info, node.type):
+        if not (is_folded and name in folded):
+            height += TEXT_BOX if options.get("multiline") else LINE
+    height += LINE if folded else 0  # the button that folds
     height += LIVE_TEXT if node.type in DISPLAYS else 0
     return node.width, max(height, MIN_HEIGHTS.get(node.type, 0))
 
@@ -136,9 +159,8 @@ def build(workflow: Workflow, info: Info, version: str) -> dict[str, Any]:
         for column in group.columns:
             y = top + TITLE + PAD
             for node in column:
-                width, height = size_of(info, node)
-                nodes.append(_entry(node, ids, links, info, version, [x, y], [width, height]))
-                y += height + TITLE + GAP
+                nodes.append(_entry(node, ids, links, info, version, [x, y]))
+                y += size_of(info, node)[1] + TITLE + GAP
             bottom = max(bottom, y - GAP - TITLE)
             x += max(size_of(info, node)[0] for node in column) + GAP
         if group.title:
@@ -169,9 +191,11 @@ def _entry(
     info: Info,
     version: str,
     pos: list[int],
-    size: list[int],
 ) -> dict[str, Any]:
     number = ids[node.name]
+    if node.type not in info and node.type not in NOTES:
+        raise Fault(f"{node.name}: this ComfyUI has no node {node.type!r}.")
+    size = list(size_of(info, node, is_folded=not is_unfolded(info, node)))
     entry: dict[str, Any] = {"id": number, "type": node.type, "pos": pos, "size": size, "flags": {}}
     entry |= {"order": number - 1, "mode": 0, "inputs": [], "outputs": []}
     if node.title:
@@ -179,12 +203,10 @@ def _entry(
     if node.type in NOTES:
         look = {"color": "#432", "bgcolor": "#653", "widgets_values": [node.values["text"]]}
         return {**entry, "properties": {}, **look}
-    if node.type not in info:
-        raise Fault(f"{node.name}: this ComfyUI has no node {node.type!r}.")
-    ours = str(info[node.type]["python_module"]).startswith("custom_nodes.")
+    is_ours = _is_ours(info, node.type)
     entry["properties"] = {
-        "cnr_id": PACK if ours else CORE,
-        "ver": version if ours else CORE_VERSION,
+        "cnr_id": PACK if is_ours else CORE,
+        "ver": version if is_ours else CORE_VERSION,
         "Node name for S&R": node.type,
     }
     if node.models:

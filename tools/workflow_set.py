@@ -5,6 +5,7 @@ from __future__ import annotations
 from tools.workflow_graph import Group, Link, Node, Workflow
 
 SMALL_MODEL = "SmolLM2-135M-Instruct"
+FIRST_MODEL, LIST_FILE = "HuggingFaceTB/SmolLM2-360M-Instruct", "allowed_downloads.txt"
 CHECKPOINT = "v1-5-pruned-emaonly-fp16.safetensors"
 LLM_COLOR, IMAGE_COLOR, MEMORY_COLOR = "#3f789e", "#8A8", "#a1309b"
 
@@ -206,6 +207,8 @@ def sharing_one_card() -> Workflow:
         "LLM Monitor reads the state once the image is there, a second text brings the language model back, and the "
         "timeline of all of it is saved as a picture.",
         "Best seen with models that do not fit the card together. On one that holds both nobody has to leave.",
+        "Free LLM Memory at the end is for programs outside ComfyUI. If none needs the card, take it away: inside, a "
+        "model steps aside by itself.",
         NO_MODEL,
         NO_CHECKPOINT,
     )
@@ -229,6 +232,10 @@ def sharing_one_card() -> Workflow:
                 {"images": Link("at_end", "timeline"), "filename_prefix": "resident/timeline"},
                 title="Save the timeline",
             ),
+        ],
+        [
+            Node("free", "ResidentFree", {"value": Link("at_end", "timeline")}, title="For others: free the card"),
+            Node("freed", "PreviewAny", {"source": Link("free", "freed")}, title="What was freed"),
         ],
     ]
     groups = [about, Group("1: the language model writes", first, LLM_COLOR)]
@@ -348,6 +355,30 @@ def several_turns() -> Workflow:
     return Workflow("11-several-turns", [about, Group("Three turns", columns, LLM_COLOR)])
 
 
+def get_a_model() -> Workflow:
+    about = note(
+        "Get a model, then use it",
+        "Download LLM fetches a model into models/LLM and hands it on: no Load LLM is needed. Here it is "
+        f"{FIRST_MODEL}, about 0.7 GB. What is there already is not fetched again.",
+        "A workflow can fetch only what is on your own list, a text file that no workflow and no page can write:\n"
+        f"ComfyUI/user/__resident_llm/{LIST_FILE}",
+        f"Write this line into it, then refresh the page (R), and press Run:\n{FIRST_MODEL}",
+        f"In a shell no list is needed: python -m runtime download {FIRST_MODEL}",
+        "`model` is the name under which Load LLM offers it from then on.",
+    )
+    prompt = Node("prompt", "ResidentPrompt", {"system": ONE_SENTENCE, "user": "a lighthouse in a storm"})
+    columns = [
+        [
+            Node("download", "ResidentDownload", {"repo": FIRST_MODEL}),
+            Node("name", "PreviewAny", {"source": Link("download", "model")}, title="Its name in Load LLM"),
+            sampling(),
+        ],
+        [prompt],
+        [generate(llm="download", max_tokens=60, seed=42)],
+    ]
+    return Workflow("12-get-a-model", [about, Group("Fetch once, then write", columns, LLM_COLOR)])
+
+
 WORKFLOWS = [
     prompt_expansion(),
     prompt_to_image(),
@@ -360,4 +391,5 @@ WORKFLOWS = [
     benchmark(),
     translate_and_rewrite(),
     several_turns(),
+    get_a_model(),
 ]

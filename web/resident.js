@@ -1,10 +1,12 @@
 // Resident LLM in the browser: live text on Generate Text, and the monitor in the sidebar.
 import { app } from "../../scripts/app.js";
 import { api } from "../../scripts/api.js";
+import { advancedOf, fold } from "./fold.mjs";
 import { MonitorData, MonitorPanel, Poller } from "./monitor.mjs";
 import { REVIEW, addReview, showReview } from "./review.mjs";
 import { StreamText, StreamView } from "./stream.mjs";
 import { takeTexts } from "./travel.mjs";
+import { Words } from "./words.mjs";
 
 const NODE = "ResidentGenerate";
 const STORE = "resident-llm.texts";
@@ -116,14 +118,44 @@ function listen() {
     // A server that was restarted in the middle of a run knows nothing of it any more.
     if (detail?.exec_info?.queue_remaining === 0) endRun(null, "ended without an answer");
   });
-  api.addEventListener("resident.notice", ({ detail }) => {
-    app.extensionManager?.toast?.add({ severity: "info", summary: "Resident LLM", detail: detail.text, life: 6000 });
+  api.addEventListener("resident.notice", async ({ detail }) => {
+    await words.load();
+    const text = words.notice(detail);
+    app.extensionManager?.toast?.add({ severity: "info", summary: "Resident LLM", detail: text, life: 6000 });
   });
   // A status that stands still says for how long.
   setInterval(() => {
     for (const [key, text] of texts) if (text.isRunning) draw(key);
   }, 1000);
 }
+
+const words = new Words(
+  async () => (await api.fetchApi("/i18n")).json(),
+  () => app.extensionManager?.setting?.get("Comfy.Locale") ?? "en",
+);
+const advanced = new Map(); // node type -> its advanced settings
+
+app.registerExtension({
+  name: "resident-llm.nodes",
+
+  init: () => words.load(),
+
+  beforeRegisterNodeDef(_type, definition) {
+    if (!definition.name.startsWith("Resident")) return undefined;
+    advanced.set(definition.name, advancedOf(definition));
+    // At once where the texts are there: what the page does next does not wait for all extensions.
+    const loading = words.load();
+    return loading ? loading.then(() => words.translate(definition)) : words.translate(definition);
+  },
+
+  nodeCreated(node) {
+    const settings = advanced.get(node.comfyClass);
+    if (!settings) return;
+    words.label(node);
+    const showsAll = app.extensionManager?.setting?.get("Comfy.Node.AlwaysShowAdvancedWidgets");
+    if (settings.size && !showsAll) fold(node, settings, (key) => words.say(key));
+  },
+});
 
 app.registerExtension({
   name: "resident-llm.stream",
@@ -159,6 +191,8 @@ app.registerExtension({
 });
 
 const TAB = "resident-llm-monitor";
+const ICON = "pi pi-microchip-ai";
+const LABEL = "LLM";
 const ROUTES = "/resident/v1";
 
 const data = new MonitorData();
@@ -190,12 +224,21 @@ async function act(route, body) {
   }
 }
 
-/** The tab's badge is a text in the page's store: the store draws it anew when it changes, a function it asks once. */
+/**
+ * How full the fullest device is, at the tab. Texts in the page's store are drawn anew when they change, a function is asked
+ * once. A tab with a label says it there. Without one it has a badge, which would cover the icon: so the icon makes way, by
+ * a class of the page's own.
+ */
 function showBadge() {
   const em = app.extensionManager;
   const tabs = em.getSidebarTabs?.() ?? em.sidebarTab?.sidebarTabs ?? [];
   const tab = tabs.find((one) => one.id === TAB);
-  if (tab) tab.iconBadge = data.fullest === null ? null : `${data.fullest}%`;
+  if (!tab) return;
+  const share = data.fullest === null ? null : `${data.fullest}%`;
+  const isSmall = em.setting?.get("Comfy.Sidebar.Size") === "small";
+  tab.label = share && !isSmall ? `${LABEL} ${share}` : LABEL;
+  tab.iconBadge = isSmall ? share : null;
+  tab.icon = tab.iconBadge ? `${ICON} mt-3` : ICON;
 }
 
 app.registerExtension({
@@ -206,11 +249,11 @@ app.registerExtension({
     const register = em.sidebarTab?.registerSidebarTab ?? em.registerSidebarTab;
     register.call(em.sidebarTab ?? em, {
       id: TAB,
-      icon: "pi pi-microchip-ai",
+      icon: ICON,
       iconBadge: "",
-      title: "LLM",
-      label: "LLM",
-      tooltip: "LLM Monitor",
+      title: LABEL,
+      label: LABEL,
+      tooltip: words.say("monitor"),
       type: "custom",
       render(element) {
         panel = new MonitorPanel(data, act);

@@ -15,6 +15,24 @@ QUIET_S = 15
 PART = """(name) => [...document.querySelectorAll(`.resident-monitor ${name}`)].map((one) => one.textContent)"""
 BYTES = """() => Object.fromEntries([...document.querySelectorAll('.rm-legend [data-part]')]
     .map((one) => [one.dataset.part, +one.dataset.bytes]))"""
+TAB_PARTS = """() => {
+    const name = 'resident-llm-monitor-tab-button';
+    const tab = document.querySelector(`.${name}, [data-testid=${name}]`);
+    const found = {
+        icon: tab.querySelector('.side-bar-button-icon'),
+        badge: tab.querySelector('.p-badge, .sidebar-icon-badge'),
+        label: tab.querySelector('.side-bar-button-label'),
+    };
+    const parts = {text: tab.textContent.trim(), tab: tab.getBoundingClientRect().toJSON()};
+    for (const [name, part] of Object.entries(found)) {
+        if (!part) continue;
+        const range = document.createRange();
+        name === 'icon' ? range.selectNode(part) : range.selectNodeContents(part);
+        parts[name] = range.getBoundingClientRect().toJSON();
+    }
+    return parts;
+}"""
+"""Where the tab's icon and its texts are, the texts without what is around them."""
 WIDTH = "() => document.querySelector(\".rm-bar [data-part='weights']\").style.width"
 CURVE = "() => document.querySelector('.rm-rate-curve polyline').getAttribute('points')"
 
@@ -61,7 +79,26 @@ def test_the_panel_follows_a_run_and_its_numbers_are_the_ledgers(page):
     assert float(page.page.evaluate(WIDTH).rstrip("%")) > 0.1
     assert "script-heavy" in parts(page, ".rm-model")[0]
     assert f"{model['context_used']}" in parts(page, ".rm-model")[0].replace("\u202f", "")
-    assert "%" in page.page.locator(".resident-llm-monitor-tab-button").text_content()
+    assert "%" in page.page.evaluate(TAB_PARTS)["text"]
+
+
+def test_the_share_stands_above_the_icon_or_in_the_label_and_all_of_it_is_seen(page):
+    seen = {}
+    for size in ("normal", "small"):
+        page.page.evaluate("(size) => app.extensionManager.setting.set('Comfy.Sidebar.Size', size)", size)
+        page.open_sidebar("LLM Monitor")  # asks the server when it opens
+        page.open_sidebar("LLM Monitor")
+        page.page.wait_for_timeout(500)
+        seen[size] = page.page.evaluate(TAB_PARTS)
+
+    normal, small = seen["normal"], seen["small"]
+    assert "badge" not in normal and normal["text"].startswith("LLM ") and normal["text"].endswith("%")
+    assert small["text"].endswith("%") and "label" not in small
+    assert small["badge"]["bottom"] <= small["icon"]["top"] + 1
+    for part in (normal["label"], normal["icon"], small["badge"], small["icon"]):
+        around = normal["tab"] if part in normal.values() else small["tab"]
+        assert around["left"] <= part["left"] and part["right"] <= around["right"]
+        assert around["top"] <= part["top"] and part["bottom"] <= around["bottom"]
 
 
 def test_a_click_on_a_run_shows_its_report(page):

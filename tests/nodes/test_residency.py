@@ -327,7 +327,9 @@ def test_the_entry_has_every_member_that_the_installed_host_asks_for(card):
 
 def test_the_user_is_told_that_a_model_made_room_and_that_it_is_back(card):
     told = []
-    card.runtime.room = card.residency.ComfyRoom(card.runtime, told.append)
+    card.runtime.room = card.residency.ComfyRoom(
+        card.runtime, lambda kind, values: told.append(card.residency.NOTICES[kind].format(**values))
+    )
     spec = card.spec()
     card.use(spec)
     told_at_first = list(told)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from typing import Any
 
 import pytest
 
 from tests.workflows.files import FILES, GOLDEN, NAMES, read
-from tools.workflow_graph import CORE, NOTES, PACK, Group, Link, Node, Workflow, build, to_prompt
+from tools.comfyui import ROOT
+from tools.workflow_graph import CORE, GAP, LINE, NOTES, PACK, TITLE, Group, Link, Node, Workflow, build, to_prompt
 from tools.workflows import WORKFLOWS, version
 
 MAX_THUMBNAIL_BYTES = 60_000
@@ -37,6 +39,14 @@ def test_every_description_has_its_file_and_every_file_its_description():
 
 def test_each_is_kept_as_it_was_in_this_version():
     assert sorted(path.stem for path in (GOLDEN / version()).glob("*.json")) == NAMES
+
+
+def test_every_node_of_the_pack_is_in_a_workflow():
+    nodes = json.loads((ROOT / "locales" / "en" / "nodeDefs.json").read_text(encoding="utf-8"))
+
+    used = {node["type"] for path in FILES for node in read(path)["nodes"]}
+
+    assert set(nodes) - used == set()
 
 
 def test_links_ids_and_sockets_agree(workflow):
@@ -136,6 +146,21 @@ def test_a_value_stands_behind_each_seed_and_defaults_fill_the_rest():
         "1": {"class_type": "Seeded", "inputs": {"seed": 5, "text": ["1", 0], "mode": "a", "note": ""}},
         "2": {"class_type": "Seeded", "inputs": {"seed": 0, "text": ["1", 1], "mode": "b", "note": ["1", 0]}},
     }
+
+
+@pytest.mark.parametrize(
+    ("values", "is_shown"), [({}, False), ({"rare": 1}, False), ({"rare": 2}, True), ({"often": "b"}, False)]
+)
+def test_a_setting_that_is_folded_away_takes_no_height_until_it_is_used_and_room_is_kept_for_it(values, is_shown):
+    widgets = {"often": [["a", "b"]], "rare": ["INT", {"default": 1, "advanced": True}]}
+    described = {**INFO["Seeded"], "input": {"required": widgets}, "input_order": {"required": list(widgets)}}
+    nodes = [[Node("n", "Folding", values), Node("m", "Folding", {})]]
+
+    first, second = build(Workflow("x", [Group("g", nodes)]), {"Folding": described}, "1.2.3")["nodes"]
+
+    assert (first["size"][1] - second["size"][1] == LINE) == is_shown
+    assert second["pos"][1] - first["pos"][1] == second["size"][1] + LINE + TITLE + GAP
+    assert first["widgets_values"] == [values.get("often", "a"), values.get("rare", 1)]
 
 
 @pytest.mark.parametrize("values", [{}, {"text": Link("n", "nothing")}, {"text": Link("n", "out"), "sed": 5}])

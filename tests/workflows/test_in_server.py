@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from tests.hub_server import serving
 from tests.servers.scripted_server import DONE, ScriptedServer, delta, stream
+from tests.tiny import make_model
 from tests.tiny.checkpoint import write_checkpoint
 from tests.workflows.files import FILES, FOLDER, GOLDEN, NAMES, quick, read
 from tools.model import GGUF
-from tools.workflow_graph import to_prompt, widgets_of
+from tools.workflow_graph import folded_of, to_prompt, widgets_of
 from tools.workflows import stale
 
 pytestmark = pytest.mark.server
 
-ON_CPU = [name for name in NAMES if not name.startswith(("07", "08"))]
-"""07 needs a vLLM server, 08 a GPU."""
+ON_CPU = [name for name in NAMES if not name.startswith(("07", "08", "12"))]
+"""07 needs a vLLM server, 08 a GPU, 12 a hub."""
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +114,41 @@ def test_the_server_stage_goes_on_to_an_image(server, info):
         profiles.unlink()
     assert run.status == "success", run.error
     assert len(images_of(server, run)) == 1
+
+
+def test_a_model_of_the_users_list_is_fetched_and_writes_in_the_same_run(comfy_with, tmp_path):
+    """The list lies where the workflow's note says, and holds the line that it names."""
+    pytest.importorskip("huggingface_hub")
+    workflow = read(FOLDER / "12-get-a-model.json")
+    (note,) = [node["widgets_values"][0] for node in workflow["nodes"] if node["type"] == "Note"]
+    (place,) = re.findall(r"^ComfyUI/(\S+)$", note, flags=re.MULTILINE)
+    (repo,) = re.findall(r"press Run:\n(\S+)$", note, flags=re.MULTILINE)
+    files = {path.name: path.read_bytes() for path in make_model(tmp_path / "tiny").iterdir()}
+    with serving({repo: files}) as hub:
+        server = comfy_with(models=[], env={"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0"})
+        prompt = quick(to_prompt(workflow, server.get("/object_info")))
+        refused = server.run_prompt(prompt)
+        list_file = server.base / place
+        list_file.parent.mkdir(parents=True, exist_ok=True)
+        list_file.write_text(f"{repo}\n")
+
+        run = server.run_prompt(prompt, timeout_s=300)
+
+    assert refused.status == "rejected"
+    assert f"python -m runtime download {repo}" in str(refused.error) and str(list_file) in str(refused.error)
+    assert run.status == "success", run.error
+    (report,) = [json.loads(output["report"][0]) for output in run.outputs.values() if "report" in output]
+    assert report["num_output_tokens"] == 6
+    name = repo.rpartition("/")[2]
+    assert (server.base / "models" / "LLM" / name / "model.safetensors").read_bytes() == files["model.safetensors"]
+    assert [name] in [output.get("text") for output in run.outputs.values()]
+
+
+def test_every_setting_that_is_folded_away_has_a_default_by_which_the_page_knows_it_is_not_in_use(info):
+    folded = {f"{kind}.{name}": one for kind in info for name, one in folded_of(info, kind).items()}
+
+    assert len(folded) > 20
+    assert [name for name, options in folded.items() if "default" not in options] == []
 
 
 def test_a_missing_checkpoint_is_told_at_once_and_the_text_is_made_all_the_same(server, info):

@@ -7,7 +7,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 CORPUS = [
     "The quick brown fox jumps over the lazy dog. A photo of a cat, masterpiece, best quality!",
     "user system assistant <tag> </tag> [x] {y} think end start im INST s unk pad 0 1 2 3 4 5 6 7 8 9 | _ / < >",
-    "Ein Bär läuft über die Straße. Les élèves étudient à l'école. 你好 世界",
+    "Ein Bär läuft über die Straße. Les élèves étudient à l'école. \u4f60\u597d \u4e16\u754c",
 ]
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n' }}{% endfor %}"

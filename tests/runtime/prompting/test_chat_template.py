@@ -9,7 +9,7 @@ from tests.runtime.prompting.kinds import CHATML, KINDS, sentencepiece, write_mo
 
 TURNS = [
     {"role": "system", "content": "You are terse."},
-    {"role": "user", "content": "  Hello, wörld!\n\n你好 🎨"},
+    {"role": "user", "content": "  Hello, wörld!\n\n\u4f60\u597d \U0001f3a8"},
     {"role": "assistant", "content": "Hi."},
     {"role": "user", "content": 'Say "x".'},
 ]
