@@ -2,8 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from comfy_api.latest import io
+
+from ..runtime import ModelSpec
 
 LLM = io.Custom("RESIDENT_LLM")
 PROMPT = io.Custom("RESIDENT_PROMPT")
 SAMPLING = io.Custom("RESIDENT_SAMPLING")
+
+
+def require(name: str, values: Sequence[object], kinds: tuple[type, ...], wanted: str) -> None:
+    """Raise ValueError for what other packs' switches let through: nothing at all, or a value of another kind."""
+    for i, value in enumerate(values):
+        if not isinstance(value, kinds):
+            what = "nothing" if value is None else f"a value of the kind {type(value).__name__}"
+            where = f"Item {i + 1} of {name}" if len(values) > 1 else name
+            raise ValueError(f"{where} is {what}. Wire in {wanted}.")
+
+
+def require_model(name: str, values: Sequence[object]) -> None:
+    """Raise ValueError unless each value is a loader's."""
+    require(name, values, (ModelSpec,), "Load LLM or Connect LLM Server")
