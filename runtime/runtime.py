@@ -70,13 +70,24 @@ class Runtime:
     ) -> Generator[Event, None, tuple[EngineInfo, Bytes]]:
         """Answer a batch with one model, loading it if needed; see events.py for the order. Closing cancels.
 
-        Returns what ran, and the bytes that it held at the end.
+        Returns what ran, and the bytes that it held at the end. Raises RuntimeClosed once the runtime closes: at the
+        end of the process no thread may be left inside an engine.
         """
 
         def reports(answer: tuple[EngineInfo, Bytes], ends: dict[int, Finished]) -> list[Report]:
             return [report_of(spec, requests[index], ends[index], *answer) for index in sorted(ends)]
 
-        return (yield from self.journal.follow(spec, len(requests), self._generate(spec, requests), reports))
+        with contextlib.closing(
+            self.journal.follow(spec, len(requests), self._generate(spec, requests), reports)
+        ) as events:
+            while True:
+                try:
+                    event = next(events)
+                except StopIteration as end:
+                    answer: tuple[EngineInfo, Bytes] = end.value
+                    return answer
+                self._require_open()
+                yield event
 
     def _generate(
         self, spec: ModelSpec, requests: Sequence[Request]
@@ -178,10 +189,13 @@ class Runtime:
                     yield engine
                 return
 
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise RuntimeClosed("The runtime is closed. Restart ComfyUI to use it again.")
+
     def _slot(self, spec: ModelSpec) -> Slot:
         with self._lock:
-            if self._is_closed:
-                raise RuntimeClosed("The runtime is closed. Restart ComfyUI to use it again.")
+            self._require_open()
             return self._slots.setdefault(spec, Slot(spec))
 
     def _release(self, slot: Slot) -> None:
