@@ -46,3 +46,10 @@ def test_a_file_that_is_not_there_is_a_fault_told_in_a_sentence(monkeypatch, cap
 
     assert main(["inspect", "m"]) == 1
     assert capsys.readouterr().err == "turns.jsonl: No such file or directory.\n"
+
+
+def test_a_shell_that_closed_stdout_is_no_fault(monkeypatch):
+    monkeypatch.setattr(commands.load("inspect"), "run", lambda args: 0)
+    monkeypatch.setattr("sys.stdout", None)
+
+    assert main(["inspect", "m"]) == 0
