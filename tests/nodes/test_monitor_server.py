@@ -138,7 +138,6 @@ def test_keep_has_a_model_stay_that_was_to_be_released_and_can_be_taken_back(scr
         ({"id": "x"}, {"Content-Type": "application/x-www-form-urlencoded"}, 415),
         ({"id": "x"}, {"Origin": "http://evil.example", "Host": "comfy.lan:8188"}, 403),
         ({"id": "x"}, {"Origin": "null", "Host": "comfy.lan:8188"}, 403),
-        ({"id": "x"}, {"Origin": "http://[::1", "Host": "comfy.lan:8188"}, 403),
         ({"id": "x"}, {"Sec-Fetch-Site": "cross-site"}, 403),
         (b"{" + b" " * 5000, {}, 413),
         (b"[", {}, 400),
