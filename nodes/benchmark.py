@@ -9,7 +9,7 @@ from comfy_api.latest import io
 from ..runtime import ModelSpec
 from . import host
 from .schema import advanced, schema
-from .types import LLM
+from .types import LLM, require_model
 
 
 class Benchmark(io.ComfyNode):
@@ -87,6 +87,8 @@ class Benchmark(io.ComfyNode):
         llm_4: Sequence[ModelSpec] = (),
     ) -> io.NodeOutput:
         specs = tuple(one for one in (*llm, *llm_2, *llm_3, *llm_4) if one is not None)
+        for name, wired in (("llm", llm), ("llm_2", llm_2), ("llm_3", llm_3), ("llm_4", llm_4)):
+            require_model(name, [one for one in wired if one is not None])
         from ..runtime.benchmark.plan import Plan  # loaded when a benchmark runs, not when ComfyUI starts
         from .benchmark_run import measure, numbers
 

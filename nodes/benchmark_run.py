@@ -38,7 +38,6 @@ def numbers(text: str, what: str) -> tuple[int, ...]:
 def new_file() -> str:
     """Where this benchmark's rows go: below ComfyUI's output folder, a file for each run."""
     folder = os.path.join(host.output_folder(), FOLDER)
-    os.makedirs(folder, exist_ok=True)
     at = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S-%f")
     return os.path.join(folder, f"bench-{at}.json")
 
@@ -47,6 +46,7 @@ def write(file: str, rows: Sequence[Row], stage: Row | None) -> str:
     """Write all that is known so far; return it as JSON. A full disk must not lose what was measured for minutes."""
     text = json.dumps({"environment": environment(), "rows": rows, "stage": stage}, indent=1)
     try:
+        os.makedirs(os.path.dirname(file), exist_ok=True)
         with open(file + ".part", "w", encoding="utf-8") as part:
             part.write(text)
         os.replace(file + ".part", file)

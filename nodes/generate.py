@@ -17,7 +17,7 @@ from ..runtime.request import MAX_SEED, OnCutThinking
 from . import host
 from .live import Live
 from .schema import advanced, schema
-from .types import LLM, PROMPT, SAMPLING
+from .types import LLM, PROMPT, SAMPLING, require, require_model
 
 T = TypeVar("T")
 
@@ -45,9 +45,9 @@ def items_of(
     """
     if not (specs and prompts):
         return []
-    _check_kinds("llm", specs, (ModelSpec,), "Load LLM or Connect LLM Server")
-    _check_kinds("prompt", prompts, (Prompt, str), "an LLM Prompt or a text")
-    _check_kinds("sampling", samplings, (Sampling,), "LLM Sampling, or nothing")
+    require_model("llm", specs)
+    require("prompt", prompts, (Prompt, str), "an LLM Prompt or a text")
+    require("sampling", samplings, (Sampling,), "LLM Sampling, or nothing")
     lists = (specs, prompts, seeds, max_tokens, samplings, thinking_budgets, on_cut_thinking)
     names = ("llm", "prompt", "seed", "max_tokens", "sampling", "thinking_budget", "on_cut_thinking")
     if empty := [name for name, values in zip(names, lists) if not values]:
@@ -69,15 +69,6 @@ def items_of(
             raise InvalidValue(f"Item {i + 1} of {total}: {error}" if total > 1 else str(error)) from error
         items.append(Item(spec=_at(specs, i), request=request))
     return items
-
-
-def _check_kinds(name: str, values: Sequence[object], kinds: tuple[type, ...], wanted: str) -> None:
-    """Raise InvalidValue for what other packs' switches let through: nothing at all, or a value of another kind."""
-    for i, value in enumerate(values):
-        if not isinstance(value, kinds):
-            what = "nothing" if value is None else f"a value of the kind {type(value).__name__}"
-            where = f"Item {i + 1} of {name}" if len(values) > 1 else name
-            raise InvalidValue(f"{where} is {what}. Wire in {wanted}.")
 
 
 def _at(values: Sequence[T], index: int) -> T:

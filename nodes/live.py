@@ -17,7 +17,7 @@ from ..runtime.events import (
     TextDelta,
     Waiting,
 )
-from ..runtime.telemetry import Clock
+from ..runtime.telemetry import Clock, Sums
 from ..runtime.telemetry import clock as default_clock
 
 MESSAGE_GAP_S = 1 / 8
@@ -53,8 +53,9 @@ class Live:
         self._sent_at = float("-inf")
         self._held: dict[tuple[int, Channel], list[str]] = {}
         self._text: dict[tuple[int, Channel], list[str]] = {}
-        self._num_tokens: dict[int, int] = {}
-        self._max_tokens: dict[int, int | None] = {}
+        self._num_tokens = Sums()
+        self._max_tokens = Sums()
+        self._num_unlimited = 0
         self._rate_from: tuple[float, int] | None = None
         self._phase = ""
         self.status = ""
@@ -73,7 +74,8 @@ class Live:
             return
         index = self._first + event.index
         if isinstance(event, Started):
-            self._max_tokens[index] = event.max_tokens
+            self._max_tokens[index] = event.max_tokens or 0
+            self._num_unlimited += event.max_tokens is None
             self._say("prefill", _prefill(0, event.num_prompt_tokens, 0), index)
         elif isinstance(event, PrefillProgress):
             self.progress = (event.num_done, event.num_total)
@@ -137,12 +139,11 @@ class Live:
         }
 
     def _set_decode_progress(self) -> None:
-        limits = list(self._max_tokens.values())
-        if limits and None not in limits:
-            self.progress = (sum(self._num_tokens.values()), sum(limit or 0 for limit in limits))
+        if self._max_tokens.total and not self._num_unlimited:
+            self.progress = (self._num_tokens.total, self._max_tokens.total)
 
     def _rate(self) -> str:
-        now, total = self._clock(), sum(self._num_tokens.values())
+        now, total = self._clock(), self._num_tokens.total
         if self._rate_from is None:
             self._rate_from = (now, total)
         since_s, before = now - self._rate_from[0], self._rate_from[1]

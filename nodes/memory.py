@@ -12,7 +12,7 @@ from ..runtime.telemetry import format_bytes
 from . import host
 from .free_mark import FreeMark
 from .schema import schema
-from .types import ANY, LLM, passed_on
+from .types import ANY, LLM, passed_on, require_model
 
 _mark = FreeMark()
 
@@ -81,6 +81,8 @@ class Free(io.ComfyNode):
 
     @classmethod
     def execute(cls, drop_host_copies: bool, value: Any = None, llm: ModelSpec | None = None) -> io.NodeOutput:
+        if llm is not None:
+            require_model("llm", [llm])
         runtime = host.runtime()
         freed = free(runtime, llm, drop_host_copies=drop_host_copies)
         _mark.freed(runtime.num_loads())

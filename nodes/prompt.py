@@ -13,7 +13,7 @@ from ..runtime.prompting.conversation import CLEANING, NO_PRESET, OWN_TEMPLATE
 from ..runtime.request import Thinking
 from . import host
 from .schema import advanced, schema
-from .types import LLM, PROMPT
+from .types import LLM, PROMPT, require, require_model
 
 
 def preset_menu() -> tuple[list[str], str]:
@@ -167,9 +167,12 @@ class LLMPrompt(io.ComfyNode):
     def validate_inputs(cls, preset: str | None = None, template: str | None = None) -> bool | str:
         """The menus may have changed since the page was loaded; what is wired arrives as None."""
         try:
+            if preset is not None:
+                require("preset", [preset], (str,), "a preset's name")
             if preset not in (None, NO_PRESET):
                 presets.load(preset, host.user_folders("presets"))
             if template is not None:
+                require("template", [template], (str,), "a template's name")
                 conversation.template_of(template, host.user_folders("templates"))
         except ValueError as error:
             return str(error)
@@ -179,7 +182,7 @@ class LLMPrompt(io.ComfyNode):
     def fingerprint_inputs(cls, preset: str | None = None, template: str | None = None, **_: Any) -> list[float]:
         """The times of the files that the choices stand for."""
         files = presets.find(host.user_folders("presets")) | conversation.template_files(host.user_folders("templates"))
-        return [os.stat(files[choice]).st_mtime for choice in (preset, template) if choice in files]
+        return [os.stat(files[one]).st_mtime for one in (preset, template) if isinstance(one, str) and one in files]
 
     @classmethod
     def execute(
@@ -199,6 +202,12 @@ class LLMPrompt(io.ComfyNode):
         history_answer: str = "",
         llm: ModelSpec | None = None,
     ) -> io.NodeOutput:
+        if llm is not None:
+            require_model("llm", [llm])
+        if history is not None:
+            require("history", [history], (Prompt,), "an earlier LLM Prompt")
+        require("preset", [preset], (str,), "a preset's name")
+        require("template", [template], (str,), "a template's name")
         prompt = conversation.compose(
             system=system,
             user=user,

@@ -77,9 +77,8 @@ async def _asked(request: Request) -> tuple[ModelSpec, dict[str, Any]]:
     """The model and the body of a request that may act; raises Refused."""
     if request.content_type != "application/json":
         raise Refused(415, "Send JSON, with content type application/json.")
-    origin, site = request.headers.get("Origin"), request.headers.get("Sec-Fetch-Site", "same-origin")
-    is_foreign = origin is not None and urlsplit(origin).netloc.lower() != request.headers.get("Host", "").lower()
-    if is_foreign or site == "cross-site":
+    site = request.headers.get("Sec-Fetch-Site", "same-origin")
+    if site == "cross-site" or _is_foreign(request.headers.get("Origin"), request.headers.get("Host", "")):
         raise Refused(403, "Only a page of this server may do this.")
     if (request.content_length or 0) > MAX_BODY_BYTES:
         raise Refused(413, f"The body is over {MAX_BODY_BYTES} bytes.")
@@ -98,6 +97,16 @@ async def _asked(request: Request) -> tuple[ModelSpec, dict[str, Any]]:
     if spec is None:
         raise Refused(404, "No loaded model has this id. It may have left already.")
     return spec, body
+
+
+def _is_foreign(origin: str | None, own: str) -> bool:
+    """Whether a page of another server asks; one whose origin cannot be read is none of ours."""
+    if origin is None:
+        return False
+    try:
+        return urlsplit(origin).netloc.lower() != own.lower()
+    except ValueError:
+        return True
 
 
 def _unload(spec: ModelSpec) -> str:

@@ -10,7 +10,7 @@ from ..runtime import ModelSpec, profiles
 from ..runtime.errors import ServerError
 from ..runtime.request import WhenIdle
 from .schema import advanced, schema
-from .types import llm_output
+from .types import llm_output, require
 
 SERVED = "(what the server serves)"
 
@@ -70,8 +70,9 @@ class ConnectServer(io.ComfyNode):
         if profile is None:
             return True
         try:
+            require("profile", [profile], (str,), "a profile's name")
             found = profiles.find(profile)
-        except ServerError as error:
+        except (ServerError, ValueError) as error:
             return str(error)
         name = (other_model or "").strip() or model or SERVED
         if name != SERVED and not found.allows(name):

@@ -55,7 +55,8 @@ def _run(argv: list[str]) -> int:
     logging.basicConfig(level=logging.DEBUG if args.verbose else logging.ERROR, format="%(name)s: %(message)s")
     try:
         code = command.run(args)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # a shell may have closed it
+            sys.stdout.flush()
     except (ResidentError, ValueError) as error:
         log.debug("the fault came from here", exc_info=True)
         print(error, file=sys.stderr)

@@ -11,7 +11,7 @@ from typing import Literal, TypeVar
 
 from .events import Event, Failed, Finished, LoadProgress, PrefillProgress, Started, TextDelta, Waiting
 from .request import ModelSpec
-from .telemetry import Clock
+from .telemetry import Clock, Sums
 from .telemetry import clock as default_clock
 
 NUM_RUNS = 50
@@ -85,13 +85,14 @@ class Run:
         self._clock = clock
         self._lock = threading.Lock()
         self._started_at: float | None = None
-        self._prefill: dict[int, tuple[int, int, int]] = {}
-        self._num_tokens: dict[int, int] = {}
-        self._max_tokens: dict[int, int | None] = {}
+        self._prefill_done, self._prefill_total, self._cached = Sums(), Sums(), Sums()
+        self._num_tokens = Sums()
+        self._max_tokens = Sums()
+        self._num_unlimited = 0
         self._recent: deque[tuple[float, int]] = deque()
 
     def take(self, event: Event) -> None:
-        """Note what one event says. O(1) in the tokens so far."""
+        """Note what one event says. O(1) in the tokens so far and in the items."""
         with self._lock:
             self._take(event, self._clock())
 
@@ -101,7 +102,8 @@ class Run:
             self.phase, self.progress, self.unit = "load", (event.done, event.total), event.unit
         elif isinstance(event, Started):
             self._started_at = now if self._started_at is None else self._started_at
-            self._max_tokens[event.index] = event.max_tokens
+            self._max_tokens[event.index] = event.max_tokens or 0
+            self._num_unlimited += event.max_tokens is None
             self._set_prefill(event.index, 0, event.num_prompt_tokens or 0, 0)
         elif isinstance(event, PrefillProgress):
             self._set_prefill(event.index, event.num_done, event.num_total, event.num_cached)
@@ -114,18 +116,17 @@ class Run:
             self.num_failed += 1
 
     def _set_prefill(self, index: int, done: int, total: int, cached: int) -> None:
-        self._prefill[index] = (done, total, cached)
+        self._prefill_done[index], self._prefill_total[index], self._cached[index] = done, total, cached
         if self.phase != "decode":
             self.phase, self.unit = "prefill", "tokens"
-            self.progress = (sum(p[0] for p in self._prefill.values()), sum(p[1] for p in self._prefill.values()))
+            self.progress = (self._prefill_done.total, self._prefill_total.total)
 
     def _set_tokens(self, index: int, num_tokens: int, now: float) -> None:
         self.phase, self.unit = "decode", "tokens"
         self._num_tokens[index] = num_tokens
-        total = sum(self._num_tokens.values())
+        total = self._num_tokens.total
         self.first_at = now if self.first_at is None else self.first_at
-        limits = list(self._max_tokens.values())
-        self.progress = (total, sum(limit or 0 for limit in limits) if None not in limits else 0)
+        self.progress = (total, 0 if self._num_unlimited else self._max_tokens.total)
         self._recent.append((now, total))
         while len(self._recent) > RATE_MARKS and now - self._recent[0][0] > RATE_WINDOW_S:
             self._recent.popleft()
@@ -140,18 +141,18 @@ class Run:
     def num_tokens(self) -> int:
         """Output tokens of all items so far."""
         with self._lock:
-            return sum(self._num_tokens.values())
+            return self._num_tokens.total
 
     @property
     def context_used(self) -> int:
         """Tokens in the cache of the item that has most."""
         with self._lock:
-            return max((p[0] + self._num_tokens.get(index, 0) for index, p in self._prefill.items()), default=0)
+            return max((done + self._num_tokens[index] for index, done in self._prefill_done.items()), default=0)
 
     @property
     def num_cached_tokens(self) -> int:
         with self._lock:
-            return sum(p[2] for p in self._prefill.values())
+            return self._cached.total
 
     @property
     def ttft_s(self) -> float | None:

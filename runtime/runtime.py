@@ -75,15 +75,24 @@ class Runtime:
     ) -> Generator[Event, None, tuple[EngineInfo, Bytes]]:
         """Answer a batch with one model, loading it if needed; see events.py for the order. Closing cancels.
 
-        Returns what ran, and the bytes that it held at the end.
+        Returns what ran, and the bytes that it held at the end. Raises RuntimeClosed once the runtime closes: at the
+        end of the process no thread may be left inside an engine.
         """
 
         def reports(answer: tuple[EngineInfo, Bytes], ends: dict[int, Finished]) -> list[Report]:
             return [report_of(spec, requests[index], ends[index], *answer) for index in sorted(ends)]
 
         settled = self.settled(spec)
-        events = self._generate(spec, settled, requests)
-        return (yield from self.journal.follow(settled, len(requests), events, reports))
+        answering = self._generate(spec, settled, requests)
+        with contextlib.closing(self.journal.follow(settled, len(requests), answering, reports)) as events:
+            while True:
+                try:
+                    event = next(events)
+                except StopIteration as end:
+                    answer: tuple[EngineInfo, Bytes] = end.value
+                    return answer
+                self._require_open()
+                yield event
 
     def _generate(
         self, spec: ModelSpec, settled: ModelSpec, requests: Sequence[Request]
@@ -214,10 +223,13 @@ class Runtime:
         """The same as far as it was settled before, without asking an engine."""
         return self._settled.get(spec, spec)
 
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise RuntimeClosed("The runtime is closed. Restart ComfyUI to use it again.")
+
     def _slot(self, settled: ModelSpec, asked: ModelSpec) -> Slot:
         with self._lock:
-            if self._is_closed:
-                raise RuntimeClosed("The runtime is closed. Restart ComfyUI to use it again.")
+            self._require_open()
             return self._slots.setdefault(settled, Slot(settled, asked))
 
     def _release(self, slot: Slot) -> None:

@@ -56,6 +56,19 @@ class Timings:
         return [b[0] - a[0] for a, b in zip(self.arrivals, self.arrivals[1:], strict=False)]
 
 
+class Sums(dict[int, int]):
+    """Numbers by item, 0 for one not heard of, with their sum at hand: a batch is not added up anew at each token."""
+
+    total = 0
+
+    def __missing__(self, item: int) -> int:
+        return 0
+
+    def __setitem__(self, item: int, number: int) -> None:
+        self.total += number - self[item]
+        super().__setitem__(item, number)
+
+
 def percentile(values: list[float], percent: float) -> float | None:
     """The nearest-rank percentile; None of nothing.
 

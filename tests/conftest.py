@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -22,6 +23,27 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("browser"):
                 item.add_marker(pytest.mark.skip(reason="no chromium; install it, or name one in CHROMIUM"))
+
+
+@pytest.fixture
+def num_calls() -> Callable[[Callable[[], object]], int]:
+    """How many Python calls, steps of generators included, something takes: a cost that no busy machine changes."""
+
+    def measure(act: Callable[[], object]) -> int:
+        calls = 0
+
+        def count(frame: object, event: str, arg: object) -> None:
+            nonlocal calls
+            calls += event == "call"
+
+        sys.setprofile(count)
+        try:
+            act()
+        finally:
+            sys.setprofile(None)
+        return calls
+
+    return measure
 
 
 @pytest.fixture(scope="session")

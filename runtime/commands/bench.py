@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -73,6 +74,7 @@ def run(args: argparse.Namespace) -> int:
         kv_caches=tuple(args.kv.split(",")),
         has_checks=args.check,
     )
+    _check_places(args)
     if args.quality:
         return _quality(plan, args.json)
     rows: list[Row] = []
@@ -94,6 +96,21 @@ def run(args: argparse.Namespace) -> int:
     if args.profile:
         _profile(plan)
     return 1 if any(row["errors"] for row in rows) else 0
+
+
+def _check_places(args: argparse.Namespace) -> None:
+    """Raise ValueError where results cannot be written: known before minutes of measuring, not after them."""
+    for name, file in (("--json", args.json), ("--plot", args.plot)):
+        if file is None:
+            continue
+        if not os.access(file.absolute().parent, os.W_OK):
+            raise ValueError(
+                f"{name} {file} cannot be written: there is no folder {file.parent} that one may write to."
+            )
+        if file.exists() and not file.is_file():
+            raise ValueError(f"{name} {file} is there already and is no file. Give the name of a file.")
+    if args.plot is not None and args.plot.suffix.lower() != ".png":
+        raise ValueError(f"--plot {args.plot} is no .png file. Give a name that ends in .png.")
 
 
 def _quality(plan: Plan, file: Path | None) -> int:

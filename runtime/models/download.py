@@ -109,6 +109,16 @@ def download(
     Closing it keeps what has come: the next call goes on from there. The folder gets its name when every file is
     whole, so that half a model is never listed. Raises a sentence for every fault.
     """
+    try:
+        return (yield from _download(repo, into, revision, only))
+    except OSError as error:
+        raise ModelLoadFailed(
+            f"{error.filename or into} cannot be written: {error.strerror or error}. Free some disk space, or choose "
+            "another folder with --into; what is there is kept."
+        ) from error
+
+
+def _download(repo: str, into: Path, revision: str | None, only: str | None) -> Generator[LoadProgress, None, Path]:
     if is_there(repo, into, revision=revision, only=only):
         return target_folder(repo, into)
     found: HubRepo | None = None

@@ -48,10 +48,21 @@ def _of_comfyui(comfyui: Path) -> Iterator[Path]:
     except ImportError:
         log.error("%s is not read: this Python has no yaml package, which ComfyUI's has", extra)
         return
-    for section in (yaml.safe_load(extra.read_text(encoding="utf-8")) or {}).values():
-        base = Path(os.path.expandvars(section.get("base_path") or "")).expanduser()
-        for key in KEYS:
-            yield from (comfyui / base / line.strip() for line in (section.get(key) or "").splitlines() if line.strip())
+    try:
+        sections = yaml.safe_load(extra.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        log.error("%s cannot be read, so its folders are left out: %s", extra, " ".join(str(error).split()))
+        return
+    for section in sections.values() if isinstance(sections, dict) else ():
+        if isinstance(section, dict):  # a section whose lines are all comments is none
+            base = Path(os.path.expandvars(_text(section.get("base_path")))).expanduser()
+            lines = (line.strip() for key in KEYS for line in _text(section.get(key)).splitlines())
+            yield from (comfyui / base / line for line in lines if line)
+
+
+def _text(value: object) -> str:
+    """What ComfyUI takes for a folder or a list of folders: text, one a line."""
+    return value if isinstance(value, str) else ""
 
 
 def _models(root: Path) -> list[str]:

@@ -81,13 +81,14 @@ class ModelInfo:
 def read_model(path: str) -> ModelInfo:
     """What stands at `path`; raises ModelNotFound, ModelLoadFailed or ModelUnsupported with a sentence."""
     place = Path(path).expanduser()
-    if not place.exists():
+    place = place if place.name else place.absolute()  # "." has no name to tell
+    if not path or not place.exists():
         raise ModelNotFound(
-            f"There is no model at {path}. Pick one in the loader; in a shell, give the path of a model folder or of a "
-            ".gguf file."
+            f"There is no model at {path or repr(path)}. Pick one in the loader; in a shell, give the path of a model "
+            "folder or of a .gguf file."
         )
-    if place.is_file():
-        if place.suffix.lower() != ".gguf":
+    if not place.is_dir():
+        if place.suffix.lower() != ".gguf" or not place.is_file():
             raise ModelUnsupported(f"{place.name} is no model: choose a .gguf file, or a folder with a config.json.")
         try:
             return _gguf_info(place)

@@ -132,3 +132,14 @@ def test_a_failed_item_ends_with_its_sentence(pack, events, start):
 
     assert sent[-1][1]["status"] == "step 3 failed."
     assert sent[-1][1]["done"]
+
+
+def test_a_token_costs_the_same_in_a_batch_of_thousands(start, events, num_calls):
+    def cost(num_items):
+        live, _, _ = start(num_items)
+        for index in range(num_items):
+            live.take(events.Started(index=index, num_prompt_tokens=3, max_tokens=9))
+            live.take(events.TextDelta(index=index, text="a", channel="answer", num_tokens=1))
+        return num_calls(lambda: live.take(events.TextDelta(index=0, text="a", channel="answer", num_tokens=2)))
+
+    assert cost(3000) == cost(3)

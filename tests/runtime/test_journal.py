@@ -4,7 +4,7 @@ import pytest
 
 from runtime import Message, ModelSpec, Prompt, Request, Runtime
 from runtime.events import Finish, Finished, LoadProgress, PrefillProgress, Started, TextDelta
-from runtime.journal import NUM_RUNS, Journal
+from runtime.journal import NUM_RUNS, Journal, Run
 from runtime.telemetry import Timings
 
 
@@ -209,3 +209,14 @@ def test_only_the_last_runs_are_kept():
         drain(runtime.generate(spec(), [ask()]))
 
     assert [run.number for run in runtime.journal.last_runs()] == list(range(4, NUM_RUNS + 4))
+
+
+def test_a_token_costs_the_same_in_a_batch_of_thousands(num_calls):
+    def cost(num_items):
+        run = Run(1, spec(), num_items, lambda: 0.0)
+        for index in range(num_items):
+            run.take(Started(index=index, num_prompt_tokens=3, max_tokens=9))
+            run.take(delta(1, index))
+        return num_calls(lambda: run.take(delta(2)))
+
+    assert cost(3000) == cost(3)

@@ -96,3 +96,10 @@ def test_the_folder_runs_as_a_file_does_from_any_other_folder(tmp_path, options)
 
     assert (done.returncode, done.stderr) == (0, "")
     assert "local-vllm" in done.stdout
+
+
+def test_a_shell_that_closed_stdout_is_no_fault(monkeypatch):
+    monkeypatch.setattr(commands.load("inspect"), "run", lambda args: 0)
+    monkeypatch.setattr("sys.stdout", None)
+
+    assert main(["inspect", "m"]) == 0

@@ -328,6 +328,30 @@ def test_a_lease_by_the_thread_that_has_one_is_refused():
         use(runtime, spec())
 
 
+def test_closing_ends_what_another_thread_generates_and_unloads_its_model(monkeypatch):
+    monkeypatch.setattr("runtime.runtime.UNLOAD_WAIT_S", 2.0)
+    script = {"reply": "word " * 4000, "step_s": 0.001}
+    spec = ModelSpec(model="m", engine="scripted", options=tuple(script.items()))
+    runtime, has_begun, raised = Runtime(), threading.Event(), []
+
+    def work():
+        try:
+            for _ in runtime.generate(spec, [Request(prompt=Prompt.of("a cat"))]):
+                has_begun.set()
+        except RuntimeClosed as error:
+            raised.append(error)
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    has_begun.wait()
+    runtime.close()
+    worker.join()
+
+    assert len(raised) == 1
+    assert runtime.residents() == []
+    assert not runtime.journal.live()
+
+
 def test_a_closed_runtime_lends_nothing_and_closing_twice_is_fine():
     made = []
     runtime = parkable(made)

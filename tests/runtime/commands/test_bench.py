@@ -1,4 +1,5 @@
 import json
+import os
 
 import pytest
 
@@ -76,3 +77,25 @@ def test_quality_compares_with_the_first_model(tmp_path, capsys):
     assert code == 0
     assert [(row["num_prompts"], row["agreement"]) for row in rows] == [(25, 1.0), (25, 1.0)]
     assert "same text" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--json", "gone/rows.json"], "--json gone/rows.json cannot be written: there is no folder gone"),
+        (["--plot", "gone/plot.png"], "--plot gone/plot.png cannot be written: there is no folder gone"),
+        (["--json", "folder"], "--json folder is there already and is no file."),
+        (["--json", "pipe"], "--json pipe is there already and is no file."),
+        (["--plot", "plot.xyz"], "--plot plot.xyz is no .png file."),
+    ],
+)
+def test_results_that_cannot_be_written_are_told_before_anything_is_measured(
+    tmp_path, monkeypatch, capsys, arguments, sentence
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("runtime.commands.bench.run_benchmark", lambda *_: pytest.fail("it was measured"))
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+
+    assert main(["bench", "m", "--engine", "scripted", *arguments]) == 1
+    assert capsys.readouterr().err.startswith(sentence)

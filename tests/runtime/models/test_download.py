@@ -225,3 +225,18 @@ def test_the_command_fetches_from_a_mirror_and_prints_the_folder(hub, tmp_path):
     assert (done.returncode, Path(done.stdout.strip())) == (0, tmp_path / "good"), done.stderr
     assert f"revision {SHA}" in done.stderr and "3.1 MB into" in done.stderr
     assert (offline.returncode, offline.stdout) == (1, "")
+
+
+def full_disk(*_, **__):
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("at", ["mkdir", "write_text", "replace"])
+def test_a_disk_that_is_full_at_any_step_is_told_and_keeps_what_has_come(hub, tmp_path, monkeypatch, at):
+    with monkeypatch.context() as broken:
+        broken.setattr(Path, at, full_disk)
+        with pytest.raises(ModelLoadFailed, match=r"cannot be written: No space left on device\. Free some disk space"):
+            drain(download("owner/good", tmp_path))
+
+    assert not (tmp_path / "good").exists()
+    assert (drain(download("owner/good", tmp_path)) / "model.safetensors").read_bytes() == WEIGHTS

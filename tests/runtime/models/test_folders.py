@@ -50,3 +50,22 @@ def test_the_lower_case_folder_counts_too(comfyui):
 
     assert paths()[0] == str(comfyui / "models" / "LLM")
     assert str(comfyui / "models" / "llm") in paths()
+
+
+@pytest.mark.parametrize(
+    "text", ["comfyui:\n", "a: 5\n", "[1, 2]\n", "", "a: {LLM: [x, y]}\n", "a: {LLM: 5, base_path: 7}\n"], ids=repr
+)
+def test_sections_of_the_extra_paths_that_name_no_folder_are_passed_over(comfyui, text):
+    before = paths()
+    (comfyui / "extra_model_paths.yaml").write_text(text)
+
+    assert paths() == before
+
+
+@pytest.mark.parametrize("data", [b"{{{", b"\xff\xfe\xff"], ids=repr)
+def test_extra_paths_that_cannot_be_read_are_told_and_left_out(comfyui, data, caplog):
+    before = paths()
+    (comfyui / "extra_model_paths.yaml").write_bytes(data)
+
+    assert paths() == before
+    assert "extra_model_paths.yaml cannot be read" in caplog.text

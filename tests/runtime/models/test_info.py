@@ -1,4 +1,5 @@
 import json
+import os
 import struct
 
 import pytest
@@ -330,3 +331,20 @@ def test_a_gguf_whose_numbers_are_words_is_told(tmp_path):
 
     with pytest.raises(ModelLoadFailed, match=r"^m\.gguf does not describe"):
         read_model(str(tmp_path / "m.gguf"))
+
+
+@pytest.mark.parametrize("name", ["pipe", "pipe.gguf"])
+def test_what_is_neither_file_nor_folder_is_no_model(tmp_path, name):
+    os.mkfifo(tmp_path / name)
+
+    with pytest.raises(ModelUnsupported, match=f"^{name} is no model: choose a .gguf file, or a folder"):
+        read_model(str(tmp_path / name))
+
+
+def test_no_path_is_no_model_and_the_folder_one_stands_in_is_told_by_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(ModelNotFound, match=r"^There is no model at ''\."):
+        read_model("")
+    with pytest.raises(ModelNotFound, match=f"^{tmp_path.name} is empty, so it is no model"):
+        read_model(".")
