@@ -140,7 +140,7 @@ class LoadLLM(io.ComfyNode):
         )
 
     @classmethod
-    def validate_inputs(cls, model: str | None) -> bool | str:
+    def validate_inputs(cls, model: str | None = None) -> bool | str:
         return menu.check(model)
 
     @classmethod

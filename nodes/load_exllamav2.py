@@ -119,7 +119,7 @@ class LoadExLlamaV2(io.ComfyNode):
         )
 
     @classmethod
-    def validate_inputs(cls, model: str | None, draft: str | None) -> bool | str:
+    def validate_inputs(cls, model: str | None = None, draft: str | None = None) -> bool | str:
         return menu.check(model, draft_model(draft))
 
     @classmethod

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 
-from ..runtime.errors import ModelNotFound
+from ..runtime.errors import InvalidValue, ModelNotFound
 from . import host, models
+from .types import require
 
 NO_MODEL = "(no model found)"
 
@@ -19,6 +20,7 @@ def names(*, with_gguf: bool = True) -> list[str]:
 def path_of(name: str) -> str:
     """The real path of a model of the menu; raises ModelNotFound with a sentence that tells where to put one."""
     found = models.listing(host.llm_folders())
+    require("model", [name], (str,), "the name of a model of the menu")
     if name in found.models:
         return os.path.realpath(found.models[name])
     where = " or ".join(host.llm_folders())
@@ -46,7 +48,7 @@ def check(*chosen: str | None) -> bool | str:
         for name in chosen:
             if name is not None:
                 path_of(name)
-    except ModelNotFound as error:
+    except (ModelNotFound, InvalidValue) as error:
         return str(error)
     return True
 

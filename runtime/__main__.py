@@ -34,9 +34,22 @@ PROG = "python -m runtime"
 def main(argv: list[str]) -> int:
     """Run one command; return the exit code."""
     try:
-        return _run(argv)
+        code = _run(argv)
+        if sys.stdout is not None:  # a shell may have closed it
+            sys.stdout.flush()
+        return code
     except KeyboardInterrupt:
         return CTRL_C
+    except (ResidentError, ValueError) as error:
+        log.debug("the fault came from here", exc_info=True)
+        print(error, file=sys.stderr)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    except OSError as error:  # a file that is not there, a full disk
+        log.debug("the fault came from here", exc_info=True)
+        print(f"{error.filename}: {error.strerror}." if error.filename else f"{error}.", file=sys.stderr)
+    return 1
 
 
 def _run(argv: list[str]) -> int:
@@ -53,22 +66,7 @@ def _run(argv: list[str]) -> int:
     command.add_arguments(parser)
     args = parser.parse_args(rest)
     logging.basicConfig(level=logging.DEBUG if args.verbose else logging.ERROR, format="%(name)s: %(message)s")
-    try:
-        code = command.run(args)
-        if sys.stdout is not None:  # a shell may have closed it
-            sys.stdout.flush()
-    except (ResidentError, ValueError) as error:
-        log.debug("the fault came from here", exc_info=True)
-        print(error, file=sys.stderr)
-        return 1
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return BROKEN_PIPE
-    except OSError as error:  # a file that is not there, a full disk
-        log.debug("the fault came from here", exc_info=True)
-        print(f"{error.filename}: {error.strerror}." if error.filename else f"{error}.", file=sys.stderr)
-        return 1
-    return code
+    return command.run(args)
 
 
 def overview() -> str:

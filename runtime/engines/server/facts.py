@@ -136,11 +136,13 @@ def _order(http: Http, path: str, body: object = None) -> None:
         raise http.refusal(reply)
 
 
-_METRIC = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{[^}]*\})?\s+([-+\d.eE]+|NaN)\s*$", re.MULTILINE)
+_METRIC = re.compile(
+    r"^([A-Za-z_:][\w:]*)(?:\{[^}]*\})?[ \t]+([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,2})?)[ \t]*$", re.MULTILINE
+)
 
 
 def read_metrics(text: str) -> dict[str, float]:
-    """Prometheus text to sums by whole name, labels added up.
+    """Prometheus text to sums by whole name, labels added up; what is no finite number is left out.
 
     >>> read_metrics('vllm:num_requests_running{engine="0"} 2.0')
     {'vllm:num_requests_running': 2.0}

@@ -15,6 +15,7 @@ import logging
 import sys
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -73,30 +74,41 @@ class LoopThread:
     """An event loop in a thread of its own; what runs in it is driven from any other thread."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._is_closed = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="resident-llm-http", daemon=True)
         self._thread.start()
 
     @property
     def is_closed(self) -> bool:
-        return self._loop.is_closed()
+        return self._is_closed
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """The result of a coroutine that runs in the loop."""
-        if self.is_closed:
-            coroutine.close()
-            raise ServerError("The connection to the server is closed. Run the graph again.")
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+        """The result of a coroutine that runs in the loop; raises ServerError if the loop is closed by then."""
+        with self._lock:  # what is handed over before the loop closes is cancelled by it, and never waited for in vain
+            future = None if self._is_closed else asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            if future is not None:
+                return future.result()
+        except CancelledError:
+            pass
+        coroutine.close()
+        raise ServerError("The connection to the server is closed. Run the graph again.")
 
     def call_soon(self, act: Callable[[], object]) -> None:
-        """Call something in the loop."""
-        self._loop.call_soon_threadsafe(act)
+        """Call something in the loop; nothing once it is closed."""
+        with self._lock:
+            if not self._is_closed:
+                self._loop.call_soon_threadsafe(act)
 
     def close(self) -> None:
         """Cancel what still runs and end the thread. Calling it again does nothing."""
-        if self.is_closed:
-            return
-        self.run(self._cancel_all())
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+        asyncio.run_coroutine_threadsafe(self._cancel_all(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -222,8 +234,9 @@ class Http:
                 f"takes from {source}."
             )
         if reply.body is None and status not in (429, 503):
+            what = f"{reply.content_type} instead of" if reply.text.strip() else "nothing where it should be"
             return ServerError(
-                f"The server {where} answered {status} with {reply.content_type} instead of JSON. "
+                f"The server {where} answered {status} with {what} JSON. "
                 "Check that the profile's base_url is that of an OpenAI-compatible server."
             )
         if status in (429, 503):

@@ -148,7 +148,7 @@ class ReplyReader:
             raise error_of(None, body)
         try:
             steps = self._native(body) if self._endpoint == "native" else self._openai(body)
-        except (TypeError, KeyError, AttributeError, IndexError, ValueError) as error:
+        except (TypeError, KeyError, AttributeError, IndexError, ValueError, OverflowError) as error:
             raise ServerError(f"The server sent an event of a wrong shape ({error}): {_shown(event.data)}") from None
         self.has_begun = self.has_begun or any(isinstance(step, DecodeStep) for step in steps)
         return steps

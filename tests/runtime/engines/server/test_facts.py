@@ -47,3 +47,8 @@ def test_a_name_that_is_not_served_is_told_with_some_that_are():
         facts(*(f"m{n}" for n in range(12))).find("z", "x")
     with pytest.raises(ModelNotFound, match="serves several models, and none is chosen"):
         facts("a", "b").find("", "x")
+
+
+@pytest.mark.parametrize("line", ["a e", "a .", "a NaN", "a 1e999", "a +Inf", "a -"])
+def test_a_metric_that_is_no_finite_number_is_left_out(line):
+    assert read_metrics(f"{line}\nb 2\n") == {"b": 2.0}

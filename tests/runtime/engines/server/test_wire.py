@@ -178,3 +178,10 @@ def test_every_recorded_refusal_is_one_sentence_of_the_right_kind(name):
     expected = ModelNotFound if "unknown-model" in name else expected
     assert type(error) is expected
     assert len(str(error)) < 500
+
+
+def test_an_endless_count_is_an_event_of_a_wrong_shape():
+    data = '{"prompt_progress": {"processed": Infinity, "total": 1, "cache": 0}}'
+
+    with pytest.raises(ServerError, match="wrong shape"):
+        ReplyReader("native").push(ServerEvent("", data))
