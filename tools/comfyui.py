@@ -99,6 +99,8 @@ def free_port() -> int:
 
 def place_model(source: Path, folder: Path) -> Path:
     """Put a model file or folder into `folder`: hard links where the disk allows them, else links to the files."""
+    if not source.exists():
+        raise Fault(f"There is no model at {source}. Make it with `make model`.")
     target = folder / source.name
     files = [path for path in source.rglob("*") if path.is_file()] if source.is_dir() else [source]
     for path in files:

@@ -116,3 +116,8 @@ def test_a_model_is_placed_as_a_folder_of_its_own_whose_files_take_no_more_disk(
     assert not placed.is_symlink()
     assert (placed / "inner" / "weights").samefile(model / "inner" / "weights")
     assert (placed / "config.json").samefile(model / "config.json")
+
+
+def test_a_model_that_was_not_made_is_told_before_anything_starts(tmp_path):
+    with pytest.raises(Fault, match="no model at .*nothing.*make model"):
+        place_model(tmp_path / "nothing", tmp_path / "LLM")
