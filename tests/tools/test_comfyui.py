@@ -119,5 +119,5 @@ def test_a_model_is_placed_as_a_folder_of_its_own_whose_files_take_no_more_disk(
 
 
 def test_a_model_that_was_not_made_is_told_before_anything_starts(tmp_path):
-    with pytest.raises(Fault, match="no model at .*nothing.*make model"):
+    with pytest.raises(Fault, match=r"no model at .*nothing.*make model"):
         place_model(tmp_path / "nothing", tmp_path / "LLM")
