@@ -75,6 +75,8 @@ class UI:
         text = Path(path).read_text(encoding="utf-8")
         self.page.evaluate(DROP, [Path(path).name, text])
         self._wait_for_nodes(json.loads(text))
+        # The page is masked while it opens a file; a second file that comes meanwhile leaves the mask there for ever.
+        self.page.wait_for_function("() => !document.querySelector('.p-blockui-mask')", timeout=self._timeout_ms)
 
     def load_workflow(self, workflow: dict[str, Any]) -> None:
         """Load a UI-format workflow without a file, and wait for its nodes."""

@@ -52,8 +52,14 @@ def page(request, comfy_with):
 
 
 def click_more(page, kind):
-    page.page.evaluate("() => app.canvas.draw(true, true)")
-    page.page.mouse.click(*page.page.evaluate(CLICK_AT, kind))
+    """Click once the view has come to rest, and wait until the click has done its work."""
+    at = None
+    while at != (at := page.page.evaluate(CLICK_AT, kind)):
+        page.page.evaluate("() => app.canvas.draw(true, true)")
+        page.page.wait_for_timeout(300)
+    before = page.page.evaluate(LABEL, kind)
+    page.page.mouse.click(*at)
+    page.page.wait_for_function(f"([type, before]) => ({LABEL})(type) !== before", arg=[kind, before])
     page.page.wait_for_timeout(300)
 
 

@@ -135,7 +135,7 @@ def test_a_model_of_the_users_list_is_fetched_and_writes_in_the_same_run(comfy_w
         run = server.run_prompt(prompt, timeout_s=300)
 
     assert refused.status == "rejected"
-    assert f"python -m runtime download {repo}" in str(refused.error) and str(list_file) in str(refused.error)
+    assert f"runtime download {repo}" in str(refused.error) and str(list_file) in str(refused.error)
     assert run.status == "success", run.error
     (report,) = [json.loads(output["report"][0]) for output in run.outputs.values() if "report" in output]
     assert report["num_output_tokens"] == 6
