@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 import sys
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
@@ -275,7 +276,9 @@ class Http:
                 f"The server {where} did not accept a connection within {self.profile.connect_s:g} s. Is it up?"
             ) from error
         except aiohttp.ClientConnectorError as error:
-            reason = self.scrub(error.os_error.strerror or type(error.os_error).__name__)
+            fault = error.os_error
+            said = fault.strerror or type(fault).__name__  # asyncio's own words hold the address once more
+            reason = self.scrub(os.strerror(fault.errno) if fault.errno and fault.errno > 0 else said)
             raise Unreachable(
                 f"The server {where} cannot be reached ({reason}). Start it, or correct profile {self.profile.name!r}."
             ) from error
