@@ -51,7 +51,9 @@ def items_of(
     lists = (specs, prompts, seeds, max_tokens, samplings, thinking_budgets, on_cut_thinking)
     names = ("llm", "prompt", "seed", "max_tokens", "sampling", "thinking_budget", "on_cut_thinking")
     if empty := [name for name, values in zip(names, lists) if not values]:
-        raise ValueError(f"{', '.join(empty)} is wired to a list without items. Wire in one item at least, or nothing.")
+        raise InvalidValue(
+            f"{', '.join(empty)} is wired to a list without items. Wire in one item at least, or nothing."
+        )
     total = max(map(len, lists))
     items = []
     for i in range(total):

@@ -17,7 +17,7 @@ from ..runtime.events import (
     TextDelta,
     Waiting,
 )
-from ..runtime.telemetry import Clock, Sums
+from ..runtime.telemetry import Clock, OutputTokens
 from ..runtime.telemetry import clock as default_clock
 
 MESSAGE_GAP_S = 1 / 8
@@ -53,9 +53,7 @@ class Live:
         self._sent_at = float("-inf")
         self._held: dict[tuple[int, Channel], list[str]] = {}
         self._text: dict[tuple[int, Channel], list[str]] = {}
-        self._num_tokens = Sums()
-        self._max_tokens = Sums()
-        self._num_unlimited = 0
+        self._num_tokens = OutputTokens()
         self._rate_from: tuple[float, int] | None = None
         self._phase = ""
         self.status = ""
@@ -74,8 +72,7 @@ class Live:
             return
         index = self._first + event.index
         if isinstance(event, Started):
-            self._max_tokens[index] = event.max_tokens or 0
-            self._num_unlimited += event.max_tokens is None
+            self._num_tokens.allow(index, event.max_tokens)
             self._say("prefill", _prefill(0, event.num_prompt_tokens, 0), index)
         elif isinstance(event, PrefillProgress):
             self.progress = (event.num_done, event.num_total)
@@ -139,8 +136,9 @@ class Live:
         }
 
     def _set_decode_progress(self) -> None:
-        if self._max_tokens.total and not self._num_unlimited:
-            self.progress = (self._num_tokens.total, self._max_tokens.total)
+        done, most = self._num_tokens.progress
+        if most:
+            self.progress = (done, most)
 
     def _rate(self) -> str:
         now, total = self._clock(), self._num_tokens.total

@@ -11,7 +11,7 @@ from typing import Literal, TypeVar
 
 from .events import Event, Failed, Finished, LoadProgress, PrefillProgress, Started, TextDelta, Waiting
 from .request import ModelSpec
-from .telemetry import Clock, Sums
+from .telemetry import Clock, OutputTokens, Sums
 from .telemetry import clock as default_clock
 
 NUM_RUNS = 50
@@ -86,9 +86,7 @@ class Run:
         self._lock = threading.Lock()
         self._started_at: float | None = None
         self._prefill_done, self._prefill_total, self._cached = Sums(), Sums(), Sums()
-        self._num_tokens = Sums()
-        self._max_tokens = Sums()
-        self._num_unlimited = 0
+        self._num_tokens = OutputTokens()
         self._recent: deque[tuple[float, int]] = deque()
 
     def take(self, event: Event) -> None:
@@ -102,8 +100,7 @@ class Run:
             self.phase, self.progress, self.unit = "load", (event.done, event.total), event.unit
         elif isinstance(event, Started):
             self._started_at = now if self._started_at is None else self._started_at
-            self._max_tokens[event.index] = event.max_tokens or 0
-            self._num_unlimited += event.max_tokens is None
+            self._num_tokens.allow(event.index, event.max_tokens)
             self._set_prefill(event.index, 0, event.num_prompt_tokens or 0, 0)
         elif isinstance(event, PrefillProgress):
             self._set_prefill(event.index, event.num_done, event.num_total, event.num_cached)
@@ -124,10 +121,9 @@ class Run:
     def _set_tokens(self, index: int, num_tokens: int, now: float) -> None:
         self.phase, self.unit = "decode", "tokens"
         self._num_tokens[index] = num_tokens
-        total = self._num_tokens.total
         self.first_at = now if self.first_at is None else self.first_at
-        self.progress = (total, 0 if self._num_unlimited else self._max_tokens.total)
-        self._recent.append((now, total))
+        self.progress = self._num_tokens.progress
+        self._recent.append((now, self._num_tokens.total))
         while len(self._recent) > RATE_MARKS and now - self._recent[0][0] > RATE_WINDOW_S:
             self._recent.popleft()
 

@@ -69,6 +69,25 @@ class Sums(dict[int, int]):
         super().__setitem__(item, number)
 
 
+class OutputTokens(Sums):
+    """Output tokens of each item, 0 for one not heard of; `allow` says how many an item may have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._limits = Sums()
+        self._has_unlimited = False
+
+    def allow(self, item: int, max_tokens: int | None) -> None:
+        """Note an item's limit; None is no limit."""
+        self._limits[item] = max_tokens or 0
+        self._has_unlimited = self._has_unlimited or max_tokens is None
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """(tokens of all items so far, most that they can come to or 0 if that is not known)."""
+        return self.total, 0 if self._has_unlimited else self._limits.total
+
+
 def percentile(values: list[float], percent: float) -> float | None:
     """The nearest-rank percentile; None of nothing.
 

@@ -99,18 +99,18 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_places(args: argparse.Namespace) -> None:
-    """Raise ValueError where results cannot be written: known before minutes of measuring, not after them."""
+    """Raise InvalidValue where results cannot be written: known before minutes of measuring, not after them."""
     for name, file in (("--json", args.json), ("--plot", args.plot)):
         if file is None:
             continue
         if not os.access(file.absolute().parent, os.W_OK):
-            raise ValueError(
+            raise InvalidValue(
                 f"{name} {file} cannot be written: there is no folder {file.parent} that one may write to."
             )
         if file.exists() and not file.is_file():
-            raise ValueError(f"{name} {file} is there already and is no file. Give the name of a file.")
+            raise InvalidValue(f"{name} {file} is there already and is no file. Give the name of a file.")
     if args.plot is not None and args.plot.suffix.lower() != ".png":
-        raise ValueError(f"--plot {args.plot} is no .png file. Give a name that ends in .png.")
+        raise InvalidValue(f"--plot {args.plot} is no .png file. Give a name that ends in .png.")
 
 
 def _quality(plan: Plan, file: Path | None) -> int:

@@ -42,7 +42,7 @@ KV_BITS = {"F16": 16.0, "Q8_0": 8.5, "Q4_0": 4.5}
 
 ALL_LAYERS = -1
 
-END_S = 2.0
+LAST_WORDS_S = 2.0
 """How long a process that closed its connection may take to be gone."""
 
 CONTEXT_STEP = 256
@@ -71,7 +71,7 @@ class LlamaCppEngine:
 
     def generate(self, batch: Sequence[Work]) -> Steps:
         command: Command = None
-        patience_s = END_S
+        patience_s = LAST_WORDS_S
         with closing(self._client.generate(batch)) as steps:
             while True:
                 try:

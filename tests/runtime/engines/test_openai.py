@@ -1,14 +1,10 @@
 """The server engine against a server that misbehaves by script."""
 
-import errno
 import itertools
 import json
-import os
 import socket
 import threading
-from types import SimpleNamespace
 
-import aiohttp
 import pytest
 
 from runtime import GREEDY, ModelSpec, Prompt, Request, Runtime, collect, profiles
@@ -582,22 +578,3 @@ def test_closing_ends_the_thread_and_closing_again_does_nothing(server, spec):
     engine.close()
 
     assert [one.name for one in threading.enumerate() if one not in before and "resident" in one.name] == []
-
-
-@pytest.mark.parametrize(
-    ("error", "reason"),
-    [
-        (OSError(errno.ECONNREFUSED, "Connect call failed ('127.0.0.1', 1)"), os.strerror(errno.ECONNREFUSED)),
-        (socket.gaierror(socket.EAI_NONAME, "Name or service not known"), "Name or service not known"),
-    ],
-)
-def test_why_a_server_cannot_be_reached_is_told_in_the_systems_words(error, reason):
-    loop = http.LoopThread()
-    connection = http.Http(Profile(name="box", base_url="http://127.0.0.1:1"), loop)
-
-    with pytest.raises(http.Unreachable) as caught, connection.translate_errors():
-        raise aiohttp.ClientConnectorError(SimpleNamespace(ssl=None), error)
-    connection.close()
-    loop.close()
-
-    assert f"cannot be reached ({reason})" in str(caught.value)
